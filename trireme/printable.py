@@ -22,7 +22,7 @@ def printable(text: str, keep: str = "") -> str:
 
 def counted(number: int, noun: str) -> str:
     """Returns a number of things in words, such as `1 server` or `2 servers`."""
-    return f"{number} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _escape(character: str) -> str:

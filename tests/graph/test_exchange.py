@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from tests.graph.standing_group import StandingGroup, standing_group
-from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import capture
 from trireme.graph.execute.cut import Cut, cut, fingerprint
 from trireme.graph.execute.executor import Executor, Microbatch
 from trireme.graph.execute.plan import Message
-from trireme.graph.execute.transfers import Route, TaskDevice, Transfers
+from trireme.graph.execute.transfers import TaskDevice, Transfers
 
 CPU, OTHER_CPU = torch.device("cpu"), torch.device("cpu", 0)
 WIDE = 1 << 20  # two rows of float32 are 8 MiB
@@ -370,7 +369,7 @@ def local_error(rank: int) -> None:
     transfers = Transfers(
         rank,
         [TaskDevice(0, CPU), TaskDevice(1, CPU)],
-        Route({sent: 0}, {sent: 0}),
+        {sent: (0, 0)},
         lambda message: torch.empty(1),
         None,
     )
@@ -419,9 +418,3 @@ def test_random_numbers_of_dropout_are_those_of_forward_in_backward() -> None:
     torch.manual_seed(5)
     model(x).sum().backward()
     torch.testing.assert_close(found, [each.grad for each in model.parameters()])
-
-
-def test_a_place_without_a_device_is_refused() -> None:
-    _, parts = crossing(16)
-    with pytest.raises(ConfigurationError, match="cut for 2 places, and 1 are given"):
-        Executor(parts, 0, [TaskDevice(0, CPU)])

@@ -15,7 +15,7 @@ from trireme.tables import row_index, row_storage
 from trireme.tables.keys import SLOTS, slots_of
 from trireme.tables.row_index import RowIndex
 from trireme.tables.row_storage import RowStorage
-from trireme.tables.row_values import headers as headers_at
+from trireme.tables.row_storage import headers as headers_at
 
 
 def headers(index: RowIndex, keys: np.ndarray) -> list[tuple[int, int, int]]:  # type: ignore[type-arg]

@@ -48,7 +48,7 @@ class Block:
     @property
     def nbytes(self) -> int:
         """The bytes of all arrays."""
-        return sum(array.nbytes for array in self._arrays().values())
+        return sum(array.nbytes for array in self.arrays.values())
 
     def check(self, optimizer: Optimizer, width: int, state: int, dtype: str) -> None:
         """Raises Rejected where the block is not of such a table, or its arrays do not match."""
@@ -56,7 +56,7 @@ class Block:
         if before != now:
             raise Rejected(f"a block is of a table whose optimizer is {before}; this one has {now}")
         sizes = {"waiting": self.waiting_keys.size}
-        for name, array in self._arrays().items():
+        for name, array in self.arrays.items():
             size = sizes.get(name.split("_")[0], self.keys.size)
             shape, kind = (size,), "int64"
             if name in ("rows", "states"):
@@ -72,9 +72,11 @@ class Block:
 
     def plain(self) -> Block:
         """Returns the block with its arrays as kernels take them; see `plain`."""
-        arrays: dict[str, Any] = {name: plain(array) for name, array in self._arrays().items()}
+        arrays: dict[str, Any] = {name: plain(array) for name, array in self.arrays.items()}
         return replace(self, **arrays)
 
-    def _arrays(self) -> dict[str, npt.NDArray[Any]]:
+    @property
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """The arrays by name: `FIELDS` of `trireme.tables.job.chain`."""
         names = (each.name for each in fields(self) if each.name != "optimizer")
         return {name: getattr(self, name) for name in names}

@@ -34,6 +34,7 @@ from trireme.tables.row_storage import (
     Memory,
     RowStorage,
     copy_record,
+    headers,
     read_key,
     record_address,
     write_key,
@@ -59,6 +60,7 @@ _BITS8, _BITS32 = np.uint64(0xFF), np.uint64(0xFFFFFFFF)
 _ZERO, _ONE, _FOUR = np.uint64(0), np.uint64(1), np.uint64(4)
 _LINE_BYTES = np.uint64(64)
 _GROUP = 64  # keys whose memory is asked for together
+_SWEPT = 1 << 16  # records whose steps are looked at together
 
 
 class Places(NamedTuple):
@@ -304,13 +306,9 @@ class RowIndex:
 
     def drop(self, oldest: int) -> int:
         """Removes the records whose last step is below `oldest`, and returns their number."""
-        total = 0
-        for slot in np.flatnonzero(self.storage.counts):
-            dropped = self.storage.drop(int(slot), oldest)
-            total += dropped
-            if dropped:
-                self._resize(int(slot), int(self.storage.counts[slot]))
-        return total
+        found = (headers(each) for each in self.storage.records(range(SLOTS), _SWEPT))
+        old = [keys[steps < oldest] for keys, steps, _ in found]
+        return self.remove(np.concatenate(old)) if old else 0
 
     def clear(self, slot: int) -> None:
         """Removes all records of a slot."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from trireme.tables.addresses import array_at
 from trireme.tables.compiled import compiled
-from trireme.tables.keys import SLOTS
+from trireme.tables.keys import SLOTS, Counts, Keys
 
 HEADER_BYTES = 16
 """The bytes of a record before its row."""
@@ -117,16 +117,19 @@ def copy_record(source: Any, target: Any, record_bytes: Any) -> None:
 
 
 @compiled
-def _drop(slot: Any, count: Any, oldest: Any, memory: Any) -> Any:
-    kept = 0
-    for row in range(count):
-        address = record_address(memory, slot, np.uint64(row))
-        if step_of(read_mark(address)) >= oldest:
-            if kept != row:
-                target = record_address(memory, slot, np.uint64(kept))
-                copy_record(address, target, memory.record_bytes)
-            kept += 1
-    return kept
+def _read_headers(addresses: Any, keys: Any, steps: Any, touches: Any) -> None:
+    for each in range(addresses.size):
+        mark = read_mark(addresses[each])
+        keys[each] = read_key(addresses[each])
+        steps[each] = step_of(mark)
+        touches[each] = touches_of(mark)
+
+
+def headers(addresses: npt.NDArray[np.uint64]) -> tuple[Keys, Counts, Counts]:
+    """Returns the keys, last steps and touches of the records at some addresses."""
+    keys, steps, touches = (np.empty(addresses.size, np.int64) for _ in range(3))
+    _read_headers(addresses, keys, steps, touches)
+    return keys, steps, touches
 
 
 class RowStorage:
@@ -171,16 +174,6 @@ class RowStorage:
             spare = self._blocks[slot, needed[slot] : self._block_counts[slot]]
             self._free += spare.tolist()
             self._block_counts[slot] = needed[slot]
-
-    def drop(self, slot: int, oldest: int) -> int:
-        """Removes the records of a slot whose last step is below `oldest`; returns their number.
-
-        The others keep their order and get new numbers.
-        """
-        count = int(self.counts[slot])
-        self.counts[slot] = _drop(slot, count, oldest, self.memory)
-        self.trim()
-        return count - int(self.counts[slot])
 
     def clear(self, slot: int) -> None:
         """Removes all records of a slot."""

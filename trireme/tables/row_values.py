@@ -9,17 +9,8 @@ import numpy as np
 from trireme.tables.addresses import array_at
 from trireme.tables.compiled import compiled
 from trireme.tables.initializers import fill_row
-from trireme.tables.keys import Counts, Keys
-from trireme.tables.row_index import Addresses, search
-from trireme.tables.row_storage import (
-    HEADER_BYTES,
-    mark_of,
-    read_key,
-    read_mark,
-    step_of,
-    touches_of,
-    write_mark,
-)
+from trireme.tables.row_index import search
+from trireme.tables.row_storage import HEADER_BYTES, mark_of, write_mark
 
 _HEADER = np.uint64(HEADER_BYTES)
 _ZERO = np.uint64(0)
@@ -88,23 +79,7 @@ def write_records(addresses: Any, rows: Any, states: Any) -> None:
 
 
 @compiled
-def _read_headers(addresses: Any, keys: Any, steps: Any, touches: Any) -> None:
-    for each in range(addresses.size):
-        mark = read_mark(addresses[each])
-        keys[each] = read_key(addresses[each])
-        steps[each] = step_of(mark)
-        touches[each] = touches_of(mark)
-
-
-@compiled
 def write_marks(addresses: Any, steps: Any, touches: Any) -> None:
     """Writes last steps and touches (int64, of shape (n,)) into records."""
     for each in range(addresses.size):
         write_mark(addresses[each], mark_of(steps[each], touches[each]))
-
-
-def headers(addresses: Addresses) -> tuple[Keys, Counts, Counts]:
-    """Returns the keys, last steps and touches of the records at some addresses."""
-    keys, steps, touches = (np.empty(addresses.size, np.int64) for _ in range(3))
-    _read_headers(addresses, keys, steps, touches)
-    return keys, steps, touches

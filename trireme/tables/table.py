@@ -29,17 +29,16 @@ from trireme.tables.keys import (
 )
 from trireme.tables.row_index import Addresses, RecentSearches, RowIndex
 from trireme.tables.row_optimizers import initial_state, row_optimizer
-from trireme.tables.row_storage import RowStorage
+from trireme.tables.row_storage import RowStorage, headers
 from trireme.tables.row_values import (
     begin,
     gather,
-    headers,
     read_records,
     search_and_gather,
     write_marks,
     write_records,
 )
-from trireme.tables.table_spec import FLOATS, MOST_STEPS, TableSpec, changed
+from trireme.tables.table_spec import FLOATS, MOST_STEPS, Optimizer, TableSpec, changed
 
 Rows = npt.NDArray[Any]
 """Rows, of the dtype of a table and of shape (n, width)."""
@@ -136,15 +135,7 @@ class Table:
         known = self._recent.find(keys)
         addresses, missing = self._rows.find(keys) if known is None else (known, 0)
         if missing:
-            absent = np.flatnonzero(addresses == 0)
-            ready, new = keys[absent], keys[:0]
-            if self.spec.admit_after > 1:
-                touches = self._touches(ready) + 1
-                ready, new = ready[touches >= self.spec.admit_after], ready[touches == 1]
-            self._rows.reserve(ready)
-            self._waiting.reserve(new)
-            self.optimizer = optimizer
-            self._admit(keys, absent, addresses, step)
+            self._admit(keys, addresses, step, optimizer)
             if self.spec.admit_after > 1:
                 have_rows = np.flatnonzero(addresses)
                 addresses, updates = addresses[have_rows], updates[have_rows]
@@ -171,30 +162,25 @@ class Table:
         self._changed()
         return dropped
 
-    def _touches(self, keys: Keys) -> Counts:
-        touches = np.zeros(keys.size, np.int64)
-        addresses, _ = self._waiting.find(keys)
-        known = np.flatnonzero(addresses)
-        touches[known] = headers(addresses[known])[2]
-        return touches
-
-    def _admit(self, keys: Keys, absent: Counts, addresses: Addresses, step: int) -> None:
+    def _admit(self, keys: Keys, addresses: Addresses, step: int, optimizer: Optimizer) -> None:
         """Counts a touch of keys without rows; makes rows and writes their addresses."""
-        admitted, touches = absent, np.zeros(absent.size, np.int64)
-        if self.spec.admit_after > 1:
-            touches = self._touches(keys[absent])
-            ready = touches + 1 >= self.spec.admit_after
-            rest = absent[~ready]
-            waiting, _ = self._waiting.add(keys[rest], np.zeros(rest.size, np.uint64))
-            write_marks(waiting, np.full(rest.size, step), touches[~ready] + 1)
-            admitted, touches = absent[ready], touches[ready]
-            self._waiting.remove(keys[admitted])
-        marks = touches.astype(np.uint64)  # the update counts its own touch
-        addresses[admitted] = self._make(keys[admitted], marks)
+        absent = np.flatnonzero(addresses == 0)
+        found, _ = self._waiting.find(keys[absent])
+        known, touches = np.flatnonzero(found), np.zeros(absent.size, np.int64)
+        touches[known] = headers(found[known])[2]
+        ready = touches + 1 >= self.spec.admit_after
+        admitted, rest = absent[ready], absent[~ready]
+        self._rows.reserve(keys[admitted])
+        self._waiting.reserve(keys[rest[touches[~ready] == 0]])
+        waiting, _ = self._waiting.add(keys[rest], np.zeros(rest.size, np.uint64))
+        write_marks(waiting, np.full(rest.size, step), touches[~ready] + 1)
+        self._waiting.remove(keys[admitted])
+        marks = touches[ready].astype(np.uint64)  # the update counts its own touch
+        addresses[admitted] = self._make(keys[admitted], marks, optimizer)
 
-    def _make(self, keys: Keys, marks: npt.NDArray[np.uint64]) -> Addresses:
+    def _make(self, keys: Keys, marks: npt.NDArray[np.uint64], optimizer: Optimizer) -> Addresses:
         addresses, fresh = self._rows.add(keys, marks)
-        initial = np.full(self._state, initial_state(self.optimizer), self.spec.dtype)
+        initial = np.full(self._state, initial_state(optimizer), self.spec.dtype)
         begin(addresses, keys, fresh, self.spec.width, initial, self._first)
         return addresses
 
@@ -229,7 +215,7 @@ class Table:
             index.remove(loaded)
         self._rows.reserve(block.keys)  # removals may have given room back
         self._waiting.reserve(block.waiting_keys)
-        addresses = self._make(block.keys, np.zeros(block.keys.size, np.uint64))
+        addresses = self._make(block.keys, np.zeros(block.keys.size, np.uint64), self.optimizer)
         write_records(addresses, block.rows, block.states)
         write_marks(addresses, block.steps, block.touches)
         waiting, _ = self._waiting.add(

@@ -11,8 +11,14 @@ from torch import nn
 from trireme.graph.capture.capture import capture
 from trireme.graph.config import GraphConfig
 from trireme.graph.drawing.picture import Module, Picture
-from trireme.graph.drawing.text import EACH_TASK, WIDTH, placement_rows, text
-from trireme.graph.drawing.words import count, duration, milliseconds, size
+from trireme.graph.drawing.text import (
+    EACH_TASK,
+    WIDTH,
+    duration,
+    milliseconds,
+    placement_rows,
+    text,
+)
 from trireme.graph.place.costs import Device, Hardware, Link
 from trireme.graph.placed.decision import Decider, Example
 
@@ -78,5 +84,3 @@ def test_numbers_have_three_digits_and_a_unit() -> None:
         *("0", "<0.001", "0.0123", "1,234"),
     ]
     assert (duration(0.0123), duration(1.5)) == ("12.3 ms", "1.5 s")
-    assert (size(100), size(1.5 * 2**20)) == ("100 B", "1.5 MiB")
-    assert (count(1, "operator"), count(2, "batch", "es")) == ("1 operator", "2 batches")

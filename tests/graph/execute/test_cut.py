@@ -58,7 +58,6 @@ def test_towers_have_two_segments_of_depth_zero() -> None:
     # What place 1 sends is early; place 0 sends nothing.
     assert found == [(0, 0, 1), (0, 1, 0), (1, 0, 1), (1, 0, 1)]
     assert parts.transfers == 1
-    assert parts.places == 2
 
 
 def test_a_shared_parameter_that_another_place_reads_is_a_value_without_depth() -> None:
@@ -73,7 +72,6 @@ def test_a_parameter_lives_where_it_is_placed() -> None:
     parts = cut_at(Towers(), TOWERS | {"shared_weight": 2, "shared_bias": 2})
     kept = [each for each in parts.values.values() if each.attribute]
     assert {(each.place, each.readers) for each in kept} == {(2, (0, 1))}
-    assert parts.places == 3
 
 
 def test_a_value_is_sent_once_to_each_place_that_reads_it() -> None:

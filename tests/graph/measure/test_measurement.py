@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import Capture, capture
-from trireme.graph.measure.measurement import Cost, Measurement, measure
+from trireme.graph.measure.measurement import Measurement, measure
 from trireme.graph.measure.trial import Trials
+from trireme.graph.place.costs import Operation
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def seconds_of(measured: Measurement) -> float:
     return sum(each.forward_seconds + each.backward_seconds for each in every)
 
 
-def costs_of(function: Callable[..., Any], *args: torch.Tensor) -> dict[str, Cost]:
+def costs_of(function: Callable[..., Any], *args: torch.Tensor) -> dict[str, Operation]:
     return dict(measure(captured(function, *args), args, repeats=2).costs)
 
 
@@ -242,7 +243,9 @@ def test_operators_that_refuse_random_inputs_take_no_time(
     graph = captured(function, torch.eye(8) * 2)
     with caplog.at_level(logging.WARNING):
         costs = measure(graph, (torch.eye(8),)).costs
-    assert costs["linalg_cholesky"] == Cost(output_bytes=8 * 8 * 4)
+    assert costs["linalg_cholesky"] == Operation(
+        "linalg_cholesky", output_bytes=8 * 8 * 4, differentiable=False
+    )
     assert "does not take random inputs" in caplog.text
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from tests.clocks import VirtualClock
 from trireme.errors import ConfigurationError, JobFailed
+from trireme.job_config import Timeouts
 from trireme.parallel.processes.straggler_watch import (
     Broken,
-    Patience,
     Seen,
     StepPosition,
     StragglerWatch,
@@ -53,7 +53,7 @@ class Member:
 class Three:
     """Three processes with one store and one clock."""
 
-    def __init__(self, patience: Patience = Patience(100.0)) -> None:  # noqa: B008  # frozen
+    def __init__(self, timeouts: Timeouts = Timeouts(heartbeat_timeout=100.0)) -> None:  # noqa: B008  # frozen
         self.store: dict[str, bytes] = {}
         self.clock = VirtualClock()
         self.said: list[tuple[int, str, tuple[str, ...]]] = []
@@ -65,7 +65,7 @@ class Three:
             StragglerWatch(
                 self.members[rank],
                 self.say(rank),
-                patience=patience,
+                timeouts=timeouts,
                 doing=partial(self.doing.__getitem__, rank),
                 used=partial(self.used_by, rank),
                 clock=self.clock,
@@ -211,7 +211,11 @@ def test_when_a_process_waits_in_vain(
     mine: StepPosition, waited: float, other: StepPosition, silent: float, still: float, words: str
 ) -> None:
     found = broken_by(
-        0, mine, waited, {1: Seen(other, silent, still, silent)}, Patience(10.0, 600.0)
+        0,
+        mine,
+        waited,
+        {1: Seen(other, silent, still, silent)},
+        Timeouts(heartbeat_timeout=10.0, progress_timeout=600.0),
     )
     assert (found is not None) == bool(words)
     assert found is None or words in found.text
@@ -219,7 +223,10 @@ def test_when_a_process_waits_in_vain(
 
 def test_no_progress_is_waited_for_without_end_where_that_is_wanted() -> None:
     others = {1: Seen(OUT, 0.0, 1e6, 0.0)}
-    assert broken_by(0, IN, 1e6, others, Patience(10.0, 0.0)) is None
+    assert (
+        broken_by(0, IN, 1e6, others, Timeouts(heartbeat_timeout=10.0, progress_timeout=0.0))
+        is None
+    )
 
 
 def test_a_program_with_too_few_steps_would_have_them_again() -> None:
@@ -228,7 +235,7 @@ def test_a_program_with_too_few_steps_would_have_them_again() -> None:
 
 
 def test_one_that_is_stopped_breaks_the_group_with_one_reason_for_all_others() -> None:
-    three = Three(Patience(heartbeat=10.0))
+    three = Three(Timeouts(heartbeat_timeout=10.0))
     for watch in three.watches:
         watch.step_began(0)
     three.live(3, 0, 1, 2)
@@ -243,9 +250,9 @@ def test_one_that_is_stopped_breaks_the_group_with_one_reason_for_all_others() -
         three.watches[1].step_began(1)
 
 
-def in_a_long_call(share: float, seconds: int, patience: Patience) -> Three:
+def in_a_long_call(share: float, seconds: int, timeouts: Timeouts) -> Three:
     """Three processes, the second of which publishes nothing, and uses a share of a core."""
-    three = Three(patience)
+    three = Three(timeouts)
     for watch in three.watches:
         watch.step_began(0)
     three.live(3, 0, 1, 2)
@@ -256,7 +263,7 @@ def in_a_long_call(share: float, seconds: int, patience: Patience) -> Three:
 
 
 def test_one_that_holds_the_interpreter_lock_and_computes_is_not_lost() -> None:
-    three = in_a_long_call(0.5, 60, Patience(heartbeat=10.0, progress=100.0))
+    three = in_a_long_call(0.5, 60, Timeouts(heartbeat_timeout=10.0, progress_timeout=100.0))
     assert [three.broken(rank) for rank in range(3)] == [""] * 3
     assert three.said[-1][1].endswith(", and uses the processor")
     three.live(9, 0, 2)  # and now it is stopped
@@ -266,17 +273,17 @@ def test_one_that_holds_the_interpreter_lock_and_computes_is_not_lost() -> None:
 
 
 def test_one_that_computes_for_ever_makes_no_progress() -> None:
-    three = in_a_long_call(1.0, 110, Patience(heartbeat=10.0, progress=100.0))
+    three = in_a_long_call(1.0, 110, Timeouts(heartbeat_timeout=10.0, progress_timeout=100.0))
     assert "(--progress-timeout)" in three.broken(0)
 
 
 def test_one_whose_threads_only_wait_for_the_interpreter_lock_is_lost() -> None:
-    three = in_a_long_call(0.03, 14, Patience(heartbeat=10.0))
+    three = in_a_long_call(0.03, 14, Timeouts(heartbeat_timeout=10.0))
     assert three.broken(0).startswith("JobFailed: worker:1 sent nothing for 10 s")
 
 
 def test_work_before_the_silence_is_no_sign_of_life() -> None:
-    three = in_a_long_call(1.0, 5, Patience(heartbeat=10.0))
+    three = in_a_long_call(1.0, 5, Timeouts(heartbeat_timeout=10.0))
     three.live(60, 0, 1, 2)
     three.used[1] += 60.0
     three.live(12, 0, 2)
@@ -284,7 +291,7 @@ def test_work_before_the_silence_is_no_sign_of_life() -> None:
 
 
 def test_a_process_that_was_stopped_itself_accuses_nobody() -> None:
-    three = Three(Patience(heartbeat=10.0))
+    three = Three(Timeouts(heartbeat_timeout=10.0))
     for watch in three.watches:
         watch.step_began(0)
     three.live(4, 0, 1, 2)
@@ -296,7 +303,7 @@ def test_a_process_that_was_stopped_itself_accuses_nobody() -> None:
 
 
 def test_one_with_an_excuse_may_take_its_time_and_counts_from_its_end() -> None:
-    three = Three(Patience(heartbeat=10.0, progress=60.0))
+    three = Three(Timeouts(heartbeat_timeout=10.0, progress_timeout=60.0))
     for rank in (0, 2):
         three.watches[rank].step_began(4)
     three.doing[1] = ("it evaluates", "")
@@ -313,7 +320,7 @@ def test_one_with_an_excuse_may_take_its_time_and_counts_from_its_end() -> None:
 
 
 def test_a_store_that_does_not_answer_is_silent_too() -> None:
-    three = Three(Patience(heartbeat=10.0))
+    three = Three(Timeouts(heartbeat_timeout=10.0))
     watch = three.watches[1]
     watch.step_began(0)
     asked = []

@@ -9,16 +9,19 @@ from functools import cached_property
 from operator import getitem
 from typing import Any, Self
 
+import torch
 from torch import fx
+from torch._ops import HigherOrderOperator, OpOverload
 
-from trireme.graph.capture.source import source_line
-from trireme.graph.drawing.words import operator_name, scope_of, shape_text
+from trireme.graph.capture.source import scope, source_line
 from trireme.graph.execute.cut import Cut, cut
 from trireme.graph.place.costs import CostGraph, Hardware, Operation
 from trireme.graph.place.placement import Placement
 
 OPERATOR, LOSS = "call_function", "loss"
 """The kinds of nodes that compute something; the others are those of `fx.Node.op`."""
+
+_NO_SCOPE = "_empty_nn_module_stack"  # torch's name of a scope where it knows none
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +199,30 @@ def _node(node: fx.Node, place: str, operations: Mapping[str, Operation]) -> Nod
         place,
         operations.get(node.name, Operation(node.name)),
     )
+
+
+def operator_name(node: fx.Node) -> str:
+    """Returns the name of a node's operator, as `aten.linear` or `getitem`."""
+    target = node.target
+    if isinstance(target, OpOverload | HigherOrderOperator):
+        name = target.name().replace("::", ".")  # type: ignore[no-untyped-call]
+        return str(name).removesuffix(".default")
+    return str(getattr(target, "__name__", target))
+
+
+def shape_text(value: Any) -> str:
+    """Returns the dtype and shape of a value of a node's metadata, as `float32[s0, 10]`."""
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(str(size) for size in value.shape)
+        return f"{str(value.dtype).removeprefix('torch.')}[{sizes}]"
+    if isinstance(value, tuple | list):
+        return f"({', '.join(shape_text(each) for each in value)})"
+    return "?" if value is None else str(value)
+
+
+def scope_of(node: fx.Node) -> str:
+    """Returns the path of a node's module, that of the owner for a parameter; "" if unknown."""
+    if node.op == "get_attr":
+        return str(node.target).rpartition(".")[0]
+    path = scope(node)
+    return "" if path.startswith(_NO_SCOPE) else path

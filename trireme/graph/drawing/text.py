@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trireme.graph.drawing.picture import OPERATOR, Module, Node, Picture, Totals
-from trireme.graph.drawing.words import count, duration, milliseconds, size
+from trireme.monitor.numbers import size
+from trireme.printable import counted
 
 WIDTH = 100
 """The width of tables: the longest text of the first column is shortened to fit."""
@@ -27,7 +28,7 @@ def text(picture: Picture) -> str:
     sections = {
         "captured": _captured(picture),
         "placed": [
-            f"{count(len(picture.operators), 'operator')} on {count(len(used), 'place')}",
+            f"{counted(len(picture.operators), 'operator')} on {counted(len(used), 'place')}",
             *_placement_lines(picture, WIDTH - 2),
         ],
         "cut": _cut(picture),
@@ -42,7 +43,7 @@ def placement_table(picture: Picture) -> str:
 
 
 def _captured(picture: Picture) -> Iterator[str]:
-    yield f"{count(len(picture.operators), 'operator')} of {picture.model}"
+    yield f"{counted(len(picture.operators), 'operator')} of {picture.model}"
     listed = len(picture.operators) <= _LISTED
     yield from _table(list(_listing(Module.of(picture.operators), 0, listed)), ())
 
@@ -50,7 +51,7 @@ def _captured(picture: Picture) -> Iterator[str]:
 def _listing(module: Module, depth: int, every: bool) -> Iterator[tuple[str, ...]]:
     for item in module.items:
         if isinstance(item, Module):
-            yield "  " * depth + item.name, count(len(item.nodes), "operator")
+            yield "  " * depth + item.name, counted(len(item.nodes), "operator")
             if every or not depth:
                 yield from _listing(item, depth + 1, every)
         elif every:
@@ -110,7 +111,7 @@ def _costs(nodes: Sequence[Node]) -> tuple[str, ...]:
 
 def _cut(picture: Picture) -> Iterator[str]:
     placed = {node.name for node in picture.operators if node.place}
-    transfers = count(picture.cut.transfers, "transfer")
+    transfers = counted(picture.cut.transfers, "transfer")
     rows: list[tuple[str, ...]] = [("segment", "place", "operators", "from", "to")]
     early = {(each.depth, each.place) for each in picture.cut.segments if not each.part}
     for segment in picture.cut.segments:
@@ -119,7 +120,7 @@ def _cut(picture: Picture) -> Iterator[str]:
             late = ", late" if segment.part and (segment.depth, segment.place) in early else ""
             name, place = f"depth {segment.depth}{late}", picture.places[segment.place]
             rows.append((name, place, f"{len(found):,}", found[0], found[-1]))
-    yield f"{count(len(rows) - 1, 'segment')}, {transfers} forward for each micro-batch"
+    yield f"{counted(len(rows) - 1, 'segment')}, {transfers} forward for each micro-batch"
     yield from _table(rows, (2,))
     sizes = {node.name: node.cost.output_bytes for node in picture.nodes}
     rows = [("value", "from", "to", "bytes", "gradient")]
@@ -134,7 +135,8 @@ def _cut(picture: Picture) -> Iterator[str]:
 def _predicted(picture: Picture) -> Iterator[str]:
     found, devices = picture.placement, picture.hardware.devices
     step = found.prediction.step_seconds
-    yield f"{duration(step)} a step of {count(picture.micro_batches, 'micro-batch', 'es')}"
+    pieces = "micro-batch" if picture.micro_batches == 1 else "micro-batches"
+    yield f"{duration(step)} a step of {picture.micro_batches} {pieces}"
     rows: list[tuple[str, ...]] = [("place", "busy", "of the step", "peak memory", "limit")]
     for use, device in zip(found.prediction.devices, devices, strict=True):
         limit = "none" if device.memory_bytes is None else size(device.memory_bytes)
@@ -168,3 +170,18 @@ def _table(
     console = Console(file=output, width=width, markup=False, highlight=False, emoji=False)
     console.print(table)
     return [line.rstrip() for line in output.getvalue().splitlines()]
+
+
+def milliseconds(seconds: float) -> str:
+    """Returns a duration in milliseconds with three digits, such as `0.0123` or `1,234`."""
+    value = seconds * 1000
+    if value == 0:
+        return "0"
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value >= 0.001 else "<0.001"
+
+
+def duration(seconds: float) -> str:
+    """Returns a duration with its unit, such as `12.3 ms` or `1.5 s`."""
+    return f"{milliseconds(seconds)} ms" if seconds < 1 else f"{seconds:,.3g} s"

@@ -83,12 +83,6 @@ class Cut:
         """The number of transfers between places of the forward pass of one micro-batch."""
         return sum(len(each.readers) for each in self.values.values() if not each.attribute)
 
-    @property
-    def places(self) -> int:
-        """The number of places, counted up to the largest that is used."""
-        segments = [each.place for each in self.segments]
-        return 1 + max([*segments, *(each.place for each in self.values.values())])
-
 
 def cut(module: fx.GraphModule, places: Mapping[str, int], *, output_place: int = 0) -> Cut:
     """Cuts a captured graph by the places of its nodes."""

@@ -23,7 +23,6 @@ from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_unflatten
 
-from trireme.errors import ConfigurationError
 from trireme.graph.capture.rebuild import constants_of, copied, rebuild
 from trireme.graph.execute.cut import Cut
 from trireme.graph.execute.plan import BATCH, Event, Message, plan
@@ -64,11 +63,6 @@ class Executor:
         places: Sequence[TaskDevice],
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        if cut.places > len(places):
-            raise ConfigurationError(
-                f"the graph is cut for {cut.places} places, and {len(places)} are given: give a "
-                "device of a task for each"
-            )
         self.record: Record | None = None
         self._cut = cut
         self._rank = rank
@@ -274,10 +268,7 @@ class _Batch:
         return [edges[name] for name in found], [totals[name] for name in found]
 
     def _read(self, name: str, place: int, number: int) -> torch.Tensor:
-        value = self._cut.values[name]
-        if not value.attribute:
-            return self._leaves[name, place, number]
-        return self._leaves[name, place, BATCH]
+        return self._leaves[name, place, BATCH if self._cut.values[name].attribute else number]
 
     def _attribute(self, name: str) -> torch.Tensor:
         found: torch.Tensor = attrgetter(self._cut.values[name].attribute)(self._cut.root)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -27,19 +27,15 @@ class TaskDevice:
     device: torch.device
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Route:
-    """What a plan says of its messages; equal at all tasks."""
-
-    tags: Mapping[Message, int]
-    consumers: Mapping[Message, int]  # the position of the event that receives each message
+Route: TypeAlias = Mapping[Message, tuple[int, int]]
+"""The tag of each message of a plan, and the position of the event that receives it."""
 
 
 def route(events: Sequence[Event]) -> Route:
-    """Returns the tags and the consumers of the messages of a plan."""
-    sent = [message for event in events for message in event.sends]
+    """Returns the route of the messages of a plan, equal at all tasks."""
     consumers = {each: position for position, event in enumerate(events) for each in event.receives}
-    return Route({message: tag for tag, message in enumerate(sent)}, consumers)
+    sent = [message for event in events for message in event.sends]
+    return {message: (tag, consumers[message]) for tag, message in enumerate(sent)}
 
 
 class Transfers:
@@ -71,7 +67,7 @@ class Transfers:
         sender = self._places[message.sender].rank
         if sender != self._rank and message not in self._coming:
             buffer = self._allocate(message)
-            tag = self._route.tags[message]
+            tag, _ = self._route[message]
             with _exchanging(sender, begins=True):
                 self._coming[message] = dist.irecv(buffer, sender, self._group, tag), buffer
 
@@ -101,10 +97,9 @@ class Transfers:
             tensor = _none(self._allocate(message))
         else:  # as gloo sends it: of the CPU, contiguous, and as its memory says
             tensor = tensor.resolve_conj().resolve_neg().cpu().contiguous()
-        tag = self._route.tags[message]
+        tag, consumer = self._route[message]
         with _exchanging(place.rank, begins=True):
             work = dist.isend(tensor, place.rank, self._group, tag)
-        consumer = self._route.consumers[message]
         heapq.heappush(self._sent, (consumer, tag, work, tensor, place.rank))
 
     def release(self, position: float = math.inf) -> None:

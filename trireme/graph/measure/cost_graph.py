@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from operator import attrgetter, getitem
 
 import torch
@@ -11,7 +12,7 @@ from torch import fx
 from trireme.graph.capture.capture import Capture
 from trireme.graph.capture.effects import Memory
 from trireme.graph.execute.node_groups import changed, everywhere
-from trireme.graph.measure.measurement import Cost, Measurement, has_tensors
+from trireme.graph.measure.measurement import Measurement, has_tensors
 from trireme.graph.place.costs import Constraints, CostGraph, Operation
 
 OUTPUT = "output"
@@ -35,25 +36,16 @@ def cost_graph(
     replicated = everywhere(module.graph, Memory(module.graph, module), module)
     readers = {node for node in module.graph.nodes if has_tensors(node)} - replicated
     operations = dict[fx.Node, Operation]()
-
-    def operation(node: fx.Node, cost: Cost) -> Operation:
-        return Operation(
-            node.name,
-            tuple(each.name for each in node.all_input_nodes if each in operations),
-            **vars(cost),
-        )
-
     for node in module.graph.nodes:
         for each in node.all_input_nodes if node in readers else ():
             if each.op == "get_attr" and each not in operations and each not in replicated:
                 value = attrgetter(each.target)(module)
                 if isinstance(value, torch.Tensor):
                     operations[each] = _held(each.name, value, state_factor, update_seconds)
-        if node in readers:
-            operations[node] = operation(node, measurement.costs[node.name])
-        elif node.op == "output":
-            assert node.name == OUTPUT
-            operations[node] = operation(node, measurement.loss)
+        if node in readers or node.op == "output":
+            read = tuple(each.name for each in node.all_input_nodes if each in operations)
+            cost = measurement.loss if node.op == "output" else measurement.costs[node.name]
+            operations[node] = replace(cost, inputs=read)
     return CostGraph(tuple(operations.values()), measurement.segment_seconds)
 
 

@@ -23,30 +23,17 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 from trireme.graph.capture.capture import Capture
 from trireme.graph.capture.exporting import sentence, tensors
 from trireme.graph.measure.trial import Trials
+from trireme.graph.place.costs import Operation
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one operator costs for one micro-batch."""
-
-    forward_seconds: float = 0.0  # how long it computes
-    backward_seconds: float = 0.0  # how long its backward computation takes; 0 if it has none
-    # what autograd keeps from its forward to its backward computation: its own value, if anything
-    # keeps that or a view of it, and what it keeps besides. No parameters, and no values of other
-    # operators, which count there
-    activation_bytes: int = 0
-    output_bytes: int = 0  # its value, or its values together
-    differentiable: bool = False  # whether its value has a gradient
 
 
 @dataclass(frozen=True)
 class Measurement:
     """What a captured model costs for one micro-batch."""
 
-    costs: Mapping[str, Cost]  # of each `call_function` node that has tensors, by its name
-    loss: Cost  # the cost of the loss function; zero if there was none
+    costs: Mapping[str, Operation]  # of each `call_function` node that has tensors, by its name
+    loss: Operation  # the cost of the loss function; zero if there was none
     segment_seconds: float = 0.0  # what a call of a graph takes besides, forward and backward
 
 
@@ -80,14 +67,19 @@ def measure(
             if call.key not in timed:
                 share = (until - time.perf_counter()) / max(left, 1)
                 timed[call.key], left = _timed(trials, node, call, share), left - 1
-            costs[node.name] = Cost(
+            costs[node.name] = Operation(
+                node.name,
+                (),
                 *timed[call.key],
-                computed.kept.get(node, 0),
-                sum(each.nbytes for each in call.outputs),
-                any(each.requires_grad for each in call.outputs),
+                # Its own value, if autograd keeps that or a view of it, and what it keeps besides:
+                # no parameters, and no values of other operators, which count there.
+                activation_bytes=computed.kept.get(node, 0),
+                output_bytes=sum(each.nbytes for each in call.outputs),
+                differentiable=any(each.requires_grad for each in call.outputs),
             )
-        ending = costs.pop(captured.module.graph.output_node().name, Cost())
-        return Measurement(costs, ending, trials.call_seconds)
+        ending = captured.module.graph.output_node().name
+        of_loss = costs.pop(ending, Operation(ending, differentiable=False))
+        return Measurement(costs, of_loss, trials.call_seconds)
 
 
 def has_tensors(node: fx.Node) -> bool:

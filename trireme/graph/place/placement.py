@@ -129,22 +129,14 @@ def _searched(problem: Problem, numbers: random.Random, evaluations: int) -> dic
     }
 
 
-_ADVICE = "use more devices, smaller batches or more micro-batches, or loosen the constraints"
-
-
-def _limits(problem: Problem) -> str:
-    return ", ".join(
-        f"{device.name}: {'no limit' if device.memory_bytes is None else device.memory_bytes}"
-        for device in problem.simulator.hardware.devices
-    )
-
-
 def _too_large(problem: Problem, placed: Ints) -> ConfigurationError:
     simulator = problem.simulator
     peaks = simulator.peak_bytes(simulator.parts(placed))
-    devices = zip(simulator.hardware.devices, peaks, strict=True)
-    needs = ", ".join(f"{device.name}: {int(peak)}" for device, peak in devices)
+    devices = simulator.hardware.devices
+    needs = ", ".join(f"{at.name}: {int(peak)}" for at, peak in zip(devices, peaks, strict=True))
+    limits = ", ".join(f"{at.name}: {at.memory_bytes or 'no limit'}" for at in devices)
     return ConfigurationError(
-        f"no placement was found that fits the memory limits ({_limits(problem)} bytes): the "
-        f"closest needs {needs}; {_ADVICE}"
+        f"no placement was found that fits the memory limits ({limits} bytes): the closest needs "
+        f"{needs}; use more devices, smaller batches or more micro-batches, or loosen the "
+        "constraints"
     )

@@ -20,7 +20,7 @@ from trireme.parallel.backends.neighbours import Neighbours
 from trireme.parallel.backends.tensor_stream import Described, TensorStream, described, metas
 from trireme.parallel.processes.large_values import LargeValues
 from trireme.parallel.processes.process_group import TorchProcessGroup
-from trireme.parallel.processes.straggler_watch import Patience, StragglerWatch
+from trireme.parallel.processes.straggler_watch import StragglerWatch
 from trireme.parallel.shared_writes import SharedWrites
 from trireme.ps.messages import OptimizerSpec, Span
 from trireme.ps.results import PushResult
@@ -76,10 +76,7 @@ class Collective(Local):
         self._watch = StragglerWatch(
             group,
             waiting,
-            patience=Patience(
-                setup.settings.task.config.timeouts.heartbeat_timeout,
-                setup.settings.task.config.timeouts.progress_timeout,
-            ),
+            timeouts=setup.settings.task.config.timeouts,
             doing=doing,
             used=Neighbours(group.rank, group.put, group.get).used,
         )

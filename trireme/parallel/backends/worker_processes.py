@@ -69,7 +69,6 @@ class WorkerProcesses(Processes):
     def unite(
         self, weight: float, examples: Sequence[Span], stop: str | None = None
     ) -> tuple[float, Sequence[Span], list[str]]:
-        """Returns, in rank 0, the weight and examples of all replicas, and requests to stop."""
         if self._replicas == 1:
             return weight, examples, []
         mine = _Share(weight, tuple(examples), stop)
@@ -87,10 +86,7 @@ class WorkerProcesses(Processes):
         )
 
     def gather(self) -> None:
-        """Sums the gradients of all processes in the flat vectors of rank 0.
-
-        Parameters without a gradient in every process have none in rank 0 afterwards.
-        """
+        """As `Processes.gather`; parameters without a gradient everywhere have none in rank 0."""
         if self._part is None:
             return
         flat, group = self.flat, self.group
@@ -113,7 +109,6 @@ class WorkerProcesses(Processes):
                 flat.parameters[name].grad = None
 
     def spread(self, step: int, stop: bool, result: PushResult | None) -> None:
-        """Gives the other processes, as rank 0, an answer of the servers, and the values."""
         self.group.broadcast(msgspec.msgpack.encode(_Answer(step, stop, result)))
         self._spread_values()
 
@@ -133,10 +128,6 @@ class WorkerProcesses(Processes):
     def deal(
         self, ask: Callable[..., Leased], dataset: str, batch: int, count: int, fields: LeaseFields
     ) -> Leased:
-        """Leases, as rank 0, the next examples of all replicas, and returns those of its own.
-
-        `count` is the number of batches of each replica, of `batch` examples; 0 asks for none.
-        """
         replicas = self._replicas
         left_out = self._left_out.setdefault(dataset, [])
         left_out += self.all_left_out(fields.pop("left_out", ()))

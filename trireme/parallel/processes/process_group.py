@@ -225,10 +225,6 @@ class TorchProcessGroup(ProcessGroup):
         self.total([0.0])()
 
     def united(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Returns the mean over the replicas of the tensors of all parts of the layers together.
-
-        Of a tensor of whole numbers or truth values it is that of the first replica.
-        """
         joined = self.joined(mine)
         if self.mesh.replicas == 1:
             return joined

@@ -15,10 +15,13 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from trireme.errors import ConfigurationError, JobFailed, TriremeError
+from trireme.job_config import Timeouts
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.wire.clock import Clock, MonotonicClock
 
@@ -86,14 +89,6 @@ class Broken(msgspec.Struct, frozen=True, array_like=True):
         return ConfigurationError(self.text) if self.usage else JobFailed(self.text)
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How long a process waits for others."""
-
-    heartbeat: float = 10.0  # the seconds that another may be silent
-    progress: float = 600.0  # that another may make no step without an excuse; 0 for ever
-
-
 def stragglers(mine: StepPosition, others: Mapping[int, Seen]) -> dict[int, str]:
     """Returns the ranks that a process inside a step waits for, each with the reason."""
     found: dict[int, str] = {}
@@ -112,7 +107,7 @@ def stragglers(mine: StepPosition, others: Mapping[int, Seen]) -> dict[int, str]
 
 
 def broken_by(
-    rank: int, mine: StepPosition, waited: float, others: Mapping[int, Seen], patience: Patience
+    rank: int, mine: StepPosition, waited: float, others: Mapping[int, Seen], timeouts: Timeouts
 ) -> Broken | None:
     """Returns why a process waits in vain; None where it may go on waiting, or does not wait."""
     if not (mine.inside or mine.ended):
@@ -128,8 +123,9 @@ def broken_by(
         if apart and place.step == mine.step and min(waited, seen.still) >= END_SECONDS:
             first, second = (rank, other) if mine.action else (other, rank)
             return _unequal(first, mine.step, second, mine.step, mine.action or place.action)
-    silent = {n: seen.lifeless for n, seen in others.items() if seen.lifeless >= patience.heartbeat}
-    if silent and waited >= patience.heartbeat:
+    heartbeat, progress = timeouts.heartbeat_timeout, timeouts.progress_timeout
+    silent = {n: seen.lifeless for n, seen in others.items() if seen.lifeless >= heartbeat}
+    if silent and waited >= heartbeat:
         names = ", ".join(f"worker:{other}" for other in sorted(silent))
         longest = max(silent.values())
         return Broken(
@@ -137,9 +133,9 @@ def broken_by(
             "a host that is cut off, or alone on its host in a call that holds the interpreter lock"
         )
     excused = bool(mine.excuse) and not mine.ended
-    if not patience.progress or excused or waited < patience.progress:
+    if not progress or excused or waited < progress:
         return None
-    if any(seen.still < patience.progress for seen in others.values() if not seen.position.ended):
+    if any(seen.still < progress for seen in others.values() if not seen.position.ended):
         return None
     late = {other: seen.position for other, seen in others.items() if not seen.position.inside}
     late = {other: place for other, place in late.items() if not place.ended}
@@ -176,20 +172,19 @@ class StragglerWatch:
         group: TorchProcessGroup,
         say: Callable[[str, Sequence[str], float], None],
         *,
-        patience: Patience = Patience(),  # frozen
+        timeouts: Timeouts,
         doing: Callable[[], tuple[str, str]] = lambda: ("", ""),
         used: Callable[[int], float | None] = lambda rank: None,
         clock: Clock | None = None,
     ) -> None:
         self._group = group
         self._say = say
-        self._patience = patience
+        self._timeouts = timeouts
         self._doing = doing
         self._used = used
         self._clock = clock or MonotonicClock()
-        self._step, self._inside, self._since = 0, False, self._clock.now()
-        self._action = ""
-        self._ended = False
+        self._mine = StepPosition(0, False, 0)  # without what `look` adds
+        self._since = self._clock.now()
         self._beat = 0
         self._excuse = ""
         self._asked: float | None = None  # since when the store has not answered
@@ -215,26 +210,27 @@ class StragglerWatch:
     def step_began(self, step: int) -> None:
         """Notes that this process begins a step, after `step` completed steps."""
         self.check()
-        self._step, self._inside, self._since = step, True, self._clock.now()
+        self._move(step=step, inside=True)
 
     def step_ended(self, step: int) -> None:
         """Notes that this process has completed `step` steps."""
-        self._step, self._inside, self._since = step, False, self._clock.now()
+        self._move(step=step, inside=False)
+
+    def _move(self, **changes: Any) -> None:
+        self._mine, self._since = replace(self._mine, **changes), self._clock.now()
 
     @contextmanager
     def waiting(self, action: str) -> Iterator[None]:
         """Notes that this process waits for all others during the block, as inside a step."""
-        before = self._inside
-        if not before:
-            self._inside, self._action, self._since = True, action, self._clock.now()
+        before = self._mine
+        if not before.inside:
+            self._move(inside=True, action=action)
         yield
-        if not before:
-            self._inside, self._action = False, ""
+        self._mine = before
 
     def ended(self, step: int) -> None:
         """Notes that this process has ended its training."""
-        self._step, self._inside, self._since = step, False, self._clock.now()
-        self._ended = True
+        self._move(step=step, inside=False, ended=True)
         self._changed.set()
 
     def meet_at_the_end(self) -> None:
@@ -269,11 +265,8 @@ class StragglerWatch:
         """Publishes this process's position, and reads those of the others if it waits."""
         self._asked = self._clock.now()
         self._beat += 1
-        excuse, place = self._doing()
-        self._excuse = excuse
-        mine = StepPosition(
-            self._step, self._inside, self._beat, self._ended, excuse, place, self._action
-        )
+        self._excuse, place = self._doing()
+        mine = replace(self._mine, beat=self._beat, excuse=self._excuse, place=place)
         self._group.put(f"at/{self._group.rank}", msgspec.msgpack.encode(mine))
         self._read_reason()
         waits = mine.ended or (mine.inside and self._asked - self._since >= BEAT_SECONDS)
@@ -288,18 +281,14 @@ class StragglerWatch:
 
     def _note(self, rank: int, place: StepPosition) -> None:
         now, known = self._clock.now(), self._seen.get(rank)
-        if known is None:
-            with self._lock:
-                self._seen[rank] = _Known(place, now, now, now)
-            return
-        before = known.place
-        if place.beat == before.beat:
+        if known is not None and place.beat == known.place.beat:
             if now - known.seen > BEAT_SECONDS:
                 self._ask(rank, known)
             return
-        moved = before.place_in_loop != place.place_in_loop
+        still = now
+        if known and not place.excuse and place.place_in_loop == known.place.place_in_loop:
+            still = known.still
         with self._lock:
-            still = now if moved or place.excuse else known.still
             self._seen[rank] = _Known(place, now, still, now)
 
     def _ask(self, rank: int, known: _Known) -> None:
@@ -340,19 +329,17 @@ class StragglerWatch:
                 for rank, at in self._seen.items()
             }
         waited, asked = now - self._since, self._asked
-        mine = StepPosition(
-            self._step, self._inside, 0, self._ended, self._excuse, action=self._action
-        )
+        mine = replace(self._mine, excuse=self._excuse)
         if self._met.is_set() or self._breaks.is_set():
             return
-        if asked is not None and now - asked >= self._patience.heartbeat:
+        if asked is not None and now - asked >= self._timeouts.heartbeat_timeout:
             if mine.inside or mine.ended:
                 server = "worker:0, or else what serves the store of the processes,"
                 silence = f"{now - asked:.0f} s (--heartbeat-timeout)"
                 self._break(Broken(f"{server} sent nothing for {silence}: stopped, or hanging"))
             return
         if now - self._looked < SILENCE_SECONDS:  # else what was seen is old
-            found = broken_by(self._group.rank, mine, waited, seen, self._patience)
+            found = broken_by(self._group.rank, mine, waited, seen, self._timeouts)
             if found is not None:
                 self._changed.set()
                 self._break(found)
@@ -382,7 +369,7 @@ class StragglerWatch:
                 return
             if self._breaks.is_set() and self._published:
                 return  # what serves the store may end now
-            meets = self._ended and not self._met.is_set()
+            meets = self._mine.ended and not self._met.is_set()
             soon = _SOON * self._group.size if meets else BEAT_SECONDS
             self._changed.wait(min(BEAT_SECONDS, soon))
             self._changed.clear()

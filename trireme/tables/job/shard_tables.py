@@ -133,9 +133,7 @@ class ShardTables(HeldExtension):
             entry
             for table in self.tables
             for block in table.export(slots=slots)
-            for entry in tensors_of(
-                table.spec.name, {each: getattr(block, each) for each in FIELDS}
-            )
+            for entry in tensors_of(table.spec.name, block.arrays)
         ]
 
     def load(self, tensors: Tensors, step: int) -> None:
