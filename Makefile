@@ -5,8 +5,8 @@
 #                                                make test PYTEST_ARGS='-k wire -x'
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
 #   make test-all what continuous integration runs: each promise in each way, some twenty minutes
-#   make test-without   the core's tests without any plug-in, and without each: some two hours; with
-#                 QUICK=1 each test once, with as few plug-ins as it needs
+#   make test-without   all tests without any plug-in, and what is left with each alone: an hour;
+#                 with PLUGIN=graph all without that one; with WHOLE=1 all without each: half a day
 #                                                make test-without PLUGIN=graph TESTS=tests/session
 #   make test-slow   further cases of the same, more random schedules, every page's commands
 #   make parity   a table: how far every way to spread a model is from one plain process
@@ -108,7 +108,7 @@ test-all: test
 
 test-without: export PYTHONDONTWRITEBYTECODE :=
 test-without: $(STAMP)
-	$(BIN)/python -m tests.without $(PLUGIN) $(if $(QUICK),--quick) -- -n $(TEST_PROCESSES) --dist worksteal $(TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m tests.without $(PLUGIN) $(if $(WHOLE),--whole) -- -n $(TEST_PROCESSES) --dist worksteal $(TESTS) $(PYTEST_ARGS)
 
 test-slow: override PYTEST_ARGS += -m slow
 test-slow: wheel test

@@ -1,10 +1,10 @@
-"""Runs the core's tests without a plug-in: `make test-without`, or with PLUGIN=graph for one.
+"""Runs the core's tests without plug-ins: `make test-without`, or with PLUGIN=graph without one.
 
-    python -m tests.without [PLUGIN ... | all] [--quick] [--keep FOLDER] [-- ARGUMENTS OF PYTEST]
+    python -m tests.without [PLUGIN ... | all] [--whole] [--keep FOLDER] [-- ARGUMENTS OF PYTEST]
 
-`all` runs them once without any plug-in; without a name they run so, and once for each. With
-`--quick` each test runs until it has passed once: without any, or only with one plug-in and those
-that this one needs, see `passed.py`.
+Without a name all tests run without any plug-in, and then those that have not passed yet with each
+plug-in alone, and those that it needs, see `passed.py`. With names all tests run without each of
+these, where `all` is all plug-ins at once. `--whole` names them all: that takes half a day.
 
 For each plug-in of `[tool.plugins]` in `pyproject.toml` it copies the tree, deletes the plug-in's
 files, its tests, its entry points, and the plug-ins that need it, and runs pytest there, in an
@@ -49,13 +49,12 @@ def main(arguments: Sequence[str]) -> int:
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     parser = ArgumentParser("python -m tests.without")
     parser.add_argument("names", nargs="*", metavar="PLUGIN")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
     given, options = parser.parse_args(arguments[:cut]), arguments[cut + 1 :]
     plugins = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["plugins"]
     names: list[str] = given.names or ["all", *plugins]
-    if given.quick:
-        names = ["all", *(name for name in names if name != "all")]
+    alone = not given.names and not given.whole
     unknown = sorted(set(names) - {"all", *plugins})
     if unknown:
         sys.exit(f"there is no plug-in {unknown[0]}: there are {', '.join(plugins)}")
@@ -63,12 +62,12 @@ def main(arguments: Sequence[str]) -> int:
         sys.exit("--keep is for one plug-in, or for all at once")
     failed = []
     with TemporaryDirectory(prefix="trireme-passed-") as recorded:
-        if given.quick:
+        if alone:
             os.environ["TRIREME_WITHOUT_PASSED"] = os.path.join(recorded, "tests")
             options = ["-p", "tests.without.passed", *options]
         for name in names:
             gone = list(plugins) if name == "all" else [name]
-            if given.quick and name != "all":
+            if alone and name != "all":
                 gone = sorted(plugins.keys() - _with_needs(name, plugins))
             with TemporaryDirectory(prefix="trireme-without-") as temporary:
                 if not _passes(gone, plugins, (given.keep or Path(temporary)).resolve(), options):
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
             more = known.total() - known["passed"]
             print(f"{known['passed']} tests passed; {more} failed, or were skipped each time")
     for name in names:
-        which = "only with" if given.quick and name != "all" else "without"
+        which = "only with" if alone and name != "all" else "without"
         print(f"{which} {name}: {'FAILED' if name in failed else 'passed'}")
     return 1 if failed else 0
 
