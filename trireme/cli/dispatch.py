@@ -109,7 +109,6 @@ def overview() -> str:
 
 
 def _summary(name: str) -> str:
-    """Returns the summary of a command; of one that cannot be imported, why."""
     try:
         return COMMANDS.load(name).summary
     except ConfigurationError as error:

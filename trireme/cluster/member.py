@@ -275,7 +275,6 @@ class Member(MemberProtocol):
         self._wakeup.drain()
 
     def _serve_connection(self, connection: Connection) -> None:
-        """Sends and receives until there is nothing more to do."""
         connection.offer(self.connected(time.monotonic()))
         while self._receive_all(connection):
             now = time.monotonic()
@@ -290,7 +289,6 @@ class Member(MemberProtocol):
                 connection.flush()
 
     def _receive_all(self, connection: Connection) -> bool:
-        """Handles the messages that have arrived; returns whether to go on."""
         while (incoming := connection.poll()) is not None:
             before = self.incarnation
             answer = self.heard(time.monotonic(), incoming.message)

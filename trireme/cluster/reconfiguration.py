@@ -231,7 +231,6 @@ def _with_plan(builder: DecisionBuilder, view: View) -> View:
 
 
 def _hosts(state: State) -> dict[int, str]:
-    """Returns the servers that are to stay, with their hosts; without any, those that drain."""
     live = state.left_to_go_on("ps")
     staying = [task for task in live if not task.dismissed]
     return {task.index: task.host for task in staying or live}

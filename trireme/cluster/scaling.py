@@ -141,7 +141,6 @@ def _make_room(builder: DecisionBuilder, role: str) -> None:
 
 
 def _add(builder: DecisionBuilder, task: Task) -> None:
-    """Adds a task to the state, which has the servers first."""
     tasks = {**builder.state.tasks, task.name: replace(task, since=builder.now)}
     roles = ("ps", "worker")
     ordered = sorted(tasks.values(), key=lambda each: (roles.index(each.role), each.index))

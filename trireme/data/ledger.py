@@ -255,7 +255,6 @@ class Ledger:
         return not self._taken(worker).gaps(0, until)
 
     def _taken(self, worker: int | None) -> IntervalSet:
-        """Returns what is finished, with what members other than `worker` hold, if it is given."""
         if worker is None:
             return self._done
         held = [each for member, each in self._held.items() if member != worker]

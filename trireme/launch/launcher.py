@@ -217,7 +217,6 @@ class Launcher:
         self._carry_out(self._resized())
 
     def _sized(self) -> TaskConfig:
-        """Returns what the tasks have in common, with as many tasks as the job is to have now."""
         task = self._job.task
         staying = [each for each in self._tasks.values() if each.name not in self._dismissed]
         servers = sum(each.role == "ps" for each in staying)

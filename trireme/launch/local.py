@@ -202,7 +202,6 @@ class HostEngine:
         )
 
     def _environment(self) -> dict[str, str]:
-        """Returns the environment of every task, but for what tells each what it is."""
         return {**self._environ, LAUNCH_VARIABLE: self._launch_id, "PYTHONUNBUFFERED": "1"}
 
     def host(self, name: str) -> str:

@@ -365,7 +365,6 @@ class JointOptimizer(torch.optim.Optimizer):
             optimizer.load_state_dict({"state": state, "param_groups": moved})
 
     def _placed(self) -> list[tuple[int, torch.optim.Optimizer]]:
-        """Returns each optimizer with how many parameters are before its first."""
         counts = [len(_parameters(optimizer)) for optimizer in self.optimizers]
         return list(zip(accumulate(counts, initial=0), self.optimizers, strict=False))
 

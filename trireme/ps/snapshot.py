@@ -140,7 +140,6 @@ def values_of(layout: Layout, values: Mapping[str, torch.Tensor], shard: int) ->
 def _is_scalar(
     key: str, named: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> bool:
-    """Returns whether a kind of state is one number a parameter, such as a step counter."""
     telling = [tensor for name, tensor in named.items() if shapes.get(name)]
     if not telling:  # of 0-dim parameters only: the shapes cannot tell
         return key.removeprefix("state/") in COUNTERS

@@ -156,7 +156,6 @@ class DataMethods(JobMethods):
 
     @property
     def _trains_parts(self) -> bool:
-        """Whether processes train parts of the model now, whose values can be collected."""
         setup = self._setup
         cut = setup.part is not None and not setup.lean and not setup.settings.task.servers
         return cut and not self.job.ended

@@ -297,7 +297,6 @@ def _is_loopback(address: str) -> bool:
 
 
 def _digest(secret: bytes, label: bytes, *messages: Message) -> bytes:
-    """Returns the HMAC of one side, over all messages so far."""
     digest = hmac.new(secret, digestmod=hashlib.sha256)
     for part in (label, *map(HANDSHAKE_CATALOG.encode, messages)):
         # The length first, so that no two transcripts give the same bytes.

@@ -91,7 +91,6 @@ def end_all(launch_id: str) -> None:
 
 
 def _processes_with(variable: bytes) -> Iterator[int]:
-    """Yields the processes of this user that were started with a variable."""
     if not os.path.isdir("/proc/self"):
         return
     for name in os.listdir("/proc"):

@@ -150,7 +150,6 @@ def _failed(error: BaseException, task: str, launcher: LauncherPipe | None) -> i
 
 
 def _without_launcher(frames: TracebackType | None) -> TracebackType | None:
-    """Drops the launcher's and runpy's frames from the top of a traceback."""
     while frames is not None:
         name = frames.tb_frame.f_code.co_filename
         if not _is_ours(name) and "runpy" not in name:

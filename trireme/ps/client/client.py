@@ -51,8 +51,6 @@ _P = ParamSpec("_P")
 def _carried_out(
     operation: Callable[Concatenate[ClientProtocol, _P], Operation[_T]],
 ) -> Callable[Concatenate[Client, _P], _T]:
-    """Returns the method of `Client` that carries an operation of its protocol out."""
-
     @wraps(operation)
     def method(client: Client, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
         return client._run(operation(client._protocol, *args, **kwargs))
@@ -358,7 +356,6 @@ class Client:
             self._packers = [packing.packer(rule.codec, g, rule.deflates) for g in self._gradients]
 
     def _payload(self, shard: int, message: Push) -> tuple[Sequence[memoryview], int]:
-        """Returns the gradients that a push carries to a shard, and its size in bytes."""
         payload: Sequence[memoryview] = self._gradients[shard].views
         nbytes = self._gradients[shard].nbytes
         if self._packers:
@@ -383,7 +380,6 @@ class Client:
         return buffer.views
 
     def _received(self, answers: Mapping[int, Answer]) -> int:
-        """Returns the bytes of the values that answers have brought."""
         total = 0
         for shard, (message, _) in answers.items():
             if isinstance(message, PushReply | PulledExtra):

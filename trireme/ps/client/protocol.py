@@ -446,7 +446,6 @@ class ClientProtocol:
     # -- inside ----------------------------------------------------------------------------------
 
     def _ask(self, requests: Mapping[int, Request], *, again: bool = True) -> Operation[Answers]:
-        """Asks shards; raises `Divided` where there are others now, which know the model."""
         divisions = self._divisions
         yield from self.settle()
         if self._divisions != divisions:

@@ -64,7 +64,6 @@ class Ending:
             self.last = max(last, self._soonest(step))
 
     def _others(self, worker: int) -> int:
-        """Returns how many steps the updates under way of others will make."""
         if self.synchronous:
             return 0
         return (len(self.under_way) - (worker in self.under_way)) * self.period

@@ -50,8 +50,6 @@ Square = Callable[[Sequence[PushId]], float]
 
 
 class _Shard(msgspec.Struct):
-    """What the leader knows of another shard."""
-
     known: int = 0  # how many decisions it has received
     sent: int = 0  # how many decisions were sent to it
     view: int = -1  # the number of the view that was last sent to it
@@ -281,7 +279,6 @@ class Leader:
         return tuple(map(view.primary_name, shards))
 
     def _lacking(self, push: PushId) -> list[int]:
-        """Returns the shards that have not reported that they hold a push."""
         worker, newest = push[0], push[1:]
         return [s for s, other in self._others.items() if other.pushes.get(worker) != newest]
 

@@ -427,6 +427,4 @@ class ReplicationLog(Generic[_L]):
 
 
 class _Kept(tuple[torch.Tensor, ...]):
-    """Copies of live values."""
-
     __slots__ = ()

@@ -217,7 +217,6 @@ class Replica(Generic[_L]):
         return out
 
     def _forget_all(self) -> None:
-        """Becomes a replica without a state."""
         self.began = self._position = 0
         self._since.clear()
         self.dispatcher = self._make(self.number)

@@ -128,13 +128,11 @@ class Replicas(Generic[_L]):
         self._made_here.pop(link, None)
 
     def _is_superseded(self, link: _L, message: ConnectToLeader | FollowPrimary) -> bool:
-        """Returns whether its server has made another connection for the same purpose since."""
         key = link.identity.index, message.kind, message.shard
         self._newest[key] = max(link.number, self._newest.get(key, 0))
         return link.number < self._newest[key]
 
     def _primary_of(self, message: ConnectToShard | FollowPrimary) -> Replica[_L] | None:
-        """Returns the replica that a message is for, if it is the primary of that generation."""
         replica = self.local(message.shard)
         known = replica is not None and replica.generation == message.generation
         return replica if known else None
@@ -192,7 +190,6 @@ class Replicas(Generic[_L]):
 
     @property
     def _leader(self) -> int | None:
-        """The server with the primary of shard 0."""
         if self.view.shards:
             return self.view.shards[0].primary
         return 0 if self.view.number else None

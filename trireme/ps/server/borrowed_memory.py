@@ -94,7 +94,6 @@ class BorrowedExtra:
 
 
 def _attached(link: Link, nbytes: int) -> SharedMemory | None:
-    """Maps the memory whose descriptor has come over a connection; None if that cannot be."""
     descriptor, local = link.connection.stream.take_descriptor(), local_memory()
     if descriptor is None or local is None:
         return None

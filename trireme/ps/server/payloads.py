@@ -68,7 +68,6 @@ def unpack(message: Message, payload: Sequence[memoryview]) -> Any:
 
 
 def _most_loaded(state: ShardState, added: int) -> int:
-    """Returns the most bytes of a load: values, average, and any optimizer's state."""
     if state.layout is None:
         return 0
     if state.extension is not None:

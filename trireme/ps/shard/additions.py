@@ -140,7 +140,6 @@ class Additions:
                 yield wait(now, held, "the parameters that it has added", (name,))
 
     def _values(self, shown: ModelDescription, tensors: Tensors) -> Values:
-        """Returns the present values with their state, and those of the parameters added."""
         state = self._state
         assert state.values is not None
         values = self._factory(shown.layout, state.number, shown.optimizer, shown.rule)

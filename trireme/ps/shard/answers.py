@@ -177,7 +177,6 @@ class Answers:
         return Reply(answer.pending.route, message, payload)
 
     def _highest_clock(self) -> float:
-        """Returns how many pushes a worker may have made that is answered now."""
         state, bound = self._state, self._state.rule.staleness
         if bound is None or state.over:
             return math.inf

@@ -221,7 +221,6 @@ def _compares(push: Push) -> bool:
 def _difference(
     groups: Sequence[GroupSpec], others: Sequence[GroupSpec]
 ) -> tuple[str, object, object] | None:
-    """Returns the first hyper-parameter that differs, with both values; None for none."""
     for group, other in zip(groups, others, strict=True):
         for name, value in group.values.items():
             if value != other.values.get(name):

@@ -68,7 +68,6 @@ class ServerBackend(Client, Backend):
         super().push(self._united(weight, fields), **fields)
 
     def _united(self, weight: float, fields: PushFields) -> float:
-        """Unites the update with those of the other processes; returns its weight."""
         if (processes := self._processes) is not None:
             processes.gather()
             weight, fields["examples"], reasons = processes.unite(

@@ -225,7 +225,6 @@ class WorkerCheckpoints:
                     self._storage.settle()
 
     def _write(self, *, last: bool = False) -> None:
-        """Writes the copy in the background; with `last`, before it returns."""
         data = self._copied
         if data is None:
             return
