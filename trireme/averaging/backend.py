@@ -45,8 +45,6 @@ It shares the last two, as it may have begun the next when another worker reads 
 
 
 class _Left(msgspec.Struct, frozen=True, array_like=True):
-    """An optimizer's state, as a worker shares it at shard 0."""
-
     step: int
     state: bytes
 
@@ -89,7 +87,6 @@ class LocalSgd(ServerBackend):
 
     @torch.no_grad()
     def _begin_here(self) -> None:
-        """Begins a period from the present values."""
         for base, value in zip(self._base, self._model.values, strict=True):
             base.copy_(value)
         self._begin_period(self._rule.steps_from(self.step))
@@ -155,7 +152,6 @@ class LocalSgd(ServerBackend):
         return self.wait()
 
     def _exchanged(self) -> PushResult | None:
-        """Returns the result of an exchange, after which the next period begins; None for none."""
         self.saves = False
         if not self._sent:
             return None
@@ -231,7 +227,6 @@ class LocalSgd(ServerBackend):
 
 
 def _local_states(data: CheckpointData, workers: int) -> dict[int, dict[str, torch.Tensor]]:
-    """Returns the state of each worker's own optimizer, by worker and `PARAMETER/STATE`."""
     states: dict[str, dict[str, torch.Tensor]] = {str(worker): {} for worker in range(workers)}
     for name, tensor in data.local.items():
         worker, _, key = name.partition("/")

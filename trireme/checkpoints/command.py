@@ -125,7 +125,6 @@ def _listed(given: Namespace) -> list[Path | RemotePath]:
 
 
 def _chosen(given: Namespace) -> Path | RemotePath:
-    """Returns the newest checkpoint, of --step where that is given."""
     listed = _listed(given)
     if given.step is None:
         return listed[-1]

@@ -56,7 +56,6 @@ def script(shell: str) -> str:
 
 
 def _describe(command: str, parser: Parser) -> None:
-    """Has each argument of a command completed by what it takes."""
     choices = {o.field: o.values() if o.values else _literals(o.type) for o in all_options()}
     choices["on"] = ENGINES.names()
     for action in parser.arguments:

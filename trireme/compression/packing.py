@@ -126,7 +126,6 @@ class Residuals:
                 residual.copy_(whole[start : start + residual.numel()])
 
     def _of(self, vector: Vector) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yields each server's part of a vector: where it begins, and its residual."""
         for server, packer in enumerate(self._packers):
             parts = [part for part in self._layout.parts(server) if part.length]
             for part, residual in zip(parts, packer.residuals, strict=True):

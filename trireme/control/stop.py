@@ -94,7 +94,6 @@ def _signal_if_launcher(path: Path, record: JobRecord, number: signal.Signals) -
 
 
 def _holds_lock(pid: int, path: Path) -> bool:
-    """Returns whether a process of this user holds the lock of a file; Linux only."""
     try:
         own = path.stat()
         for opened in Path(f"/proc/{pid}/fd").iterdir():

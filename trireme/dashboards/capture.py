@@ -91,7 +91,6 @@ class Capture:
 
 
 def _kind(module: nn.Module) -> str | None:
-    """Returns what a module's outputs are called; None where they are not shown."""
     if isinstance(module, (nn.Linear, nn.Bilinear, _ConvNd)):
         return "pre_activation"
     if type(module).__module__ == activation.__name__ and not any(True for _ in module.children()):

@@ -34,7 +34,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _material(path: Path, run: Path | RemotePath) -> ReportData:
-    """Returns everything that a run has left."""
     from trireme.session.checkpoint import list_checkpoints
 
     record = read_record(path) if (path / RECORD).exists() else None

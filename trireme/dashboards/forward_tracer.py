@@ -121,7 +121,6 @@ class ForwardTracer:
                 self._tracer.recording = True
 
     def _scope_of(self, name: str) -> str:
-        """Returns the scope of a module's operations, inside the scope of its caller."""
         outer, outer_scope = self._scopes[-1] if self._scopes else ("", "")
         scope = name.replace(".", "/")
         if outer and name.startswith(f"{outer}."):

@@ -62,7 +62,6 @@ def grid(images: torch.Tensor) -> torch.Tensor:
 
 
 def _pixels(values: torch.Tensor) -> torch.Tensor | None:
-    """Returns images of 1 or 3 channels, or rows of the pixels of squares, as images; else None."""
     images = values.detach()
     if images.dim() == 2:
         side = math.isqrt(images.shape[1])

@@ -107,7 +107,6 @@ def _facts(material: ReportData, workers: Sequence[WorkerTotals]) -> Iterator[tu
 
 
 def _unsaved(starts: Sequence[Start]) -> Iterator[str]:
-    """Yields what went wrong with the checkpoints of each start of a worker."""
     for start in starts:
         status = start.records[-1].status if start.records else {}
         if failed := int(number_of(status, "checkpoints_failed")):
@@ -117,7 +116,6 @@ def _unsaved(starts: Sequence[Start]) -> Iterator[str]:
 
 
 def _curves(curves: Curves) -> Iterator[tuple[str, str]]:
-    """Yields the curves of the loss, the metrics and the learning rate: pairs (title, chart)."""
     shown = [tag for tag in curves if not tag.startswith(_COUNTS)]
     for tag in sorted(shown, key=lambda tag: (tag.startswith("learning_rate"), tag != "loss", tag)):
         train_first = sorted(curves[tag].items(), key=lambda item: (item[0] != "train", item[0]))

@@ -114,7 +114,6 @@ def paces(starts: Sequence[Start]) -> dict[str, Points]:
 
 
 def _pace_points(records: Iterable[Record]) -> Iterator[tuple[float, float]]:
-    """Yields pairs (time, examples per second), without records of very short intervals."""
     before = math.inf
     for record in records:
         if number_of(record.status, "step") > 1 and record.time - before >= _LEAST_SECONDS:
@@ -157,7 +156,6 @@ def _server_totals(name: str, starts: Sequence[Start]) -> ServerTotals:
 
 
 def _by_name(role: str, starts: Sequence[Start]) -> dict[str, list[Start]]:
-    """Returns the starts with records of the tasks of a role, by the task's name."""
     found: dict[str, list[Start]] = {}
     for start in starts:
         if start.begin.task.startswith(f"{role}:") and start.records:

@@ -58,7 +58,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _tasks(where: str) -> Iterator[tuple[str, str]]:
-    """Yields the names of tasks, and their addresses as `host:port`."""
     path = Path(where)
     if path.is_dir():
         if (path / RECORD).exists() and is_running(path):

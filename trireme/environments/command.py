@@ -70,7 +70,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _launched_task(given: argparse.Namespace) -> ClusterTask | None:
-    """Returns the task that the environment names, where no flag does."""
     if (given.job_name, given.task_index, given.ps_hosts, given.worker_hosts) != (None,) * 4:
         return None
     launched = find_launched(os.environ)
@@ -95,7 +94,6 @@ def _open_journal(path: Path) -> FileJournal:
 
 
 def _serve(task: TaskConfig, start: Start) -> JobOver | None:
-    """Serves the coordinator alone until the job is over and every task was informed."""
     served = ServedCoordinator(task, journal=start.journal)
     start.listens(served.address)
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -196,7 +196,6 @@ class _Process:
         )
 
     def _node(self) -> tuple[str, bool]:
-        """Returns the job's first host, and whether it is the only one; "" where it is unknown."""
         return first_node(next((self.variables[n] for n in _NODELISTS if n in self.variables), ""))
 
     def _port(self, job: str) -> int:

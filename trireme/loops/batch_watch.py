@@ -114,7 +114,6 @@ class BatchWatch:
 
 
 def _remove(handles: list[RemovableHandle], module: nn.Module, args: Any) -> None:
-    """Removes the hooks of a module's children, as it is called itself."""
     if not torch.compiler.is_compiling():
         while handles:
             handles.pop().remove()

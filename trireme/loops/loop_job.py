@@ -60,7 +60,6 @@ class LoopJob:
         _JOINED.append(self)
 
     def _take_parameters(self) -> None:
-        """Takes the parameters of each optimizer, as the program computes with them."""
         self.parameters = self._setup.parameters_of_each()
         if self._watch is not None:
             self._watch.close()
@@ -170,7 +169,6 @@ class LoopJob:
             self._watch.moved(self.parameters[optimizer])
 
     def _reduce(self, examples: float) -> None:
-        """Makes the gradients the mean over all processes that step together."""
         setup, reducer = self._setup, self._setup.reducer
         if reducer is None:
             return
@@ -189,7 +187,6 @@ class LoopJob:
             clip(self._setup.trained, limit, self._setup.extension)
 
     def _evaluated(self, closure: Callable[[], Any], examples: float) -> Any:
-        """Returns the loss of a closure, with its gradients: the means over all processes."""
         with torch.enable_grad():
             loss = closure()
         with torch.no_grad():
@@ -210,7 +207,6 @@ class LoopJob:
 
     @property
     def _averages_on_servers(self) -> bool:
-        """Whether servers average the gradients of several workers."""
         settings = self._setup.settings
         several = settings.task.servers > 0 and settings.task.workers > 1
         return several and settings.rule.synchronous and self._setup.outer is None

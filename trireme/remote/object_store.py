@@ -198,7 +198,6 @@ _S3_OPTIONS: Mapping[str, Any] = {
 
 
 def _why(error: Exception) -> str:
-    """Returns in words why a request failed, and what to do."""
     # The answers of some servers have several lines, of which a report shows the first.
     said = " ".join((_answer(error) or str(error) or type(error).__name__).split())[:_MOST_SAID]
     if not _denied(error):
@@ -210,7 +209,6 @@ def _why(error: Exception) -> str:
 
 
 def _denied(error: Exception) -> bool:
-    """Returns whether the store knows this user, or none, and denies it the request."""
     return (
         type(error).__name__.endswith("CredentialsError")
         or isinstance(error, PermissionError)

@@ -55,7 +55,6 @@ def _pictures(path: Path, pause: float) -> Iterator[JobSnapshot]:
 
 
 def _now(path: Path, seen: JobSnapshot | None) -> JobSnapshot:
-    """Returns a picture of a running job, from its coordinator or else from its records."""
     if not (path / RECORD).exists():
         return JobSnapshot(str(path), "starting", 0.0, ())
     record = read_record(path)

@@ -136,7 +136,6 @@ def findings(picture: JobSnapshot) -> list[str]:
 
 
 def _held_up(picture: JobSnapshot) -> Iterator[str]:
-    """Yields the silent tasks, with the tasks that wait for them; then other waits."""
     waits: dict[str, str] = {}
     for server in picture.of("ps"):
         names, seconds = str(server.status.get("waiting_for", "")), server.number("waiting_seconds")

@@ -171,7 +171,6 @@ def _key_of_shards(picture: JobSnapshot, width: int) -> list[RenderableType]:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Returns words of a job's tasks, or of its records, for a terminal."""
     return Text(printable(text), style=style)
 
 

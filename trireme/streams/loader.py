@@ -99,7 +99,6 @@ class StreamLoader(SpanLoader):
         return self._loading.pinned(data)
 
     def _continues(self, before: Span, start: int) -> bool:
-        """Returns whether a position may be in the same batch as those of a span."""
         return self.stream.epoch(before[0]) == self.stream.epoch(start)
 
     def _use(self, until: int) -> None:

@@ -221,5 +221,4 @@ def _apart(dataset: Any) -> Any:
 
 
 def _same(example: Any) -> Any:
-    """Returns the example as it is."""
     return example

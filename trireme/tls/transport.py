@@ -251,7 +251,6 @@ class TlsStream(Stream):
         return done
 
     def _receive(self) -> bool:
-        """Takes what the system has received; returns whether there was anything."""
         try:
             count = self._socket.recv_into(self._space)
         except BlockingIOError:

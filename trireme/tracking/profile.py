@@ -178,7 +178,6 @@ def _traces(session: Session, connected: ServerBackend) -> ServerTraces:
 
 
 def _notes(session: Session, connected: ServerBackend) -> list[ServerPart]:
-    """Returns the parts of the servers."""
     servers = _traces(session, connected)
     parts = [ServerPart(index, *said) for index, said in sorted(servers.ask("read").items())]
     servers.close()
@@ -251,7 +250,6 @@ class _Tracing:
 
 
 def _stage_spans(operations: Sequence[Any], offset: float) -> list[TraceSpan]:
-    """Returns the operations of a pipeline's stages, or of a graph's segments, as spans."""
     return [
         TraceSpan(
             f"{one.kind} {one.stage}, micro-batch {one.microbatch}",
@@ -264,7 +262,6 @@ def _stage_spans(operations: Sequence[Any], offset: float) -> list[TraceSpan]:
 
 
 def _operator(event: Mapping[str, Any], offset: float) -> TraceSpan:
-    """Returns the span of an event of `torch.profiler`."""
     began = 1e-6 * float(event["ts"]) + offset
     ended = began + 1e-6 * float(event["dur"])
     # A message goes on while its thread, to which the profiler attributes it, does other things.

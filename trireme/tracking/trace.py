@@ -124,7 +124,6 @@ def write_trace(path: Path, trace: dict[str, Any]) -> None:
 
 
 def _meanwhile(workers: Sequence[WorkerPart], server: ServerPart) -> ServerPart:
-    """Returns a server's part without the notes of other traces."""
     steps = [(w.offset, s) for w in workers for s in w.spans if s.category == "step"]
     began = min((offset + s.began for offset, s in steps), default=0.0) - server.offset - _SLACK
     ended = max((offset + s.ended for offset, s in steps), default=0.0) - server.offset + _SLACK

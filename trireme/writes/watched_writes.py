@@ -116,13 +116,11 @@ class ValueWatch:
         return list(parameters) if flat else [to_local(each) for each in parameters]
 
     def _vectors(self, locals_: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Returns the tensors that samples are of: fewer than parameters where they are flat."""
         if isinstance(self._trained, FlatModel):
             return self._trained.values
         return [each.detach().reshape(-1) for each in locals_]
 
     def _placed(self, vectors: Sequence[torch.Tensor]) -> list[list[tuple[str, int, int]]]:
-        """Returns where each parameter lies in the vectors, by its name."""
         flat = self._trained
         if not isinstance(flat, FlatModel):
             sizes = zip(self._names, vectors, strict=True)
