@@ -78,7 +78,7 @@ def nearest_split(measured: Measured, devices: Devices) -> tuple[str, float]:
     for each in costs.operations:
         layer = measured.modules.get(each.name, "").partition(".")[0]
         if layer in seconds:
-            number = measured.hardware.number(devices[each.name])
+            number = measured.hardware.numbers[devices[each.name]]
             seconds[layer][number] += each.forward_seconds + each.backward_seconds
     total = sum(map(sum, seconds.values()))
     elsewhere = [_elsewhere(seconds, layers, at) for at in range(1, len(layers))]

@@ -62,7 +62,7 @@ def step_seconds(
         ]  # fmt: skip
 
     def work(sender: str, receiver: str, name: str) -> float:
-        link = hardware.between(hardware.number(sender), hardware.number(receiver))
+        link = hardware.between(hardware.numbers[sender], hardware.numbers[receiver])
         return link.work(operations[name].output_bytes)
 
     def execute(device: str, seconds: float, awaited: list[float], receiving: float = 0.0) -> None:
@@ -70,7 +70,7 @@ def step_seconds(
         device_free[device] = begins + seconds
 
     def send(kind: str, name: str, number: int, sender: str, receiver: str) -> None:
-        link = hardware.between(hardware.number(sender), hardware.number(receiver))
+        link = hardware.between(hardware.numbers[sender], hardware.numbers[receiver])
         begins = max(device_free[sender], link_free[sender, receiver])
         end = begins + link.seconds(operations[name].output_bytes)
         link_free[sender, receiver] = end

@@ -128,7 +128,8 @@ class Parallel(Together):
         flat = FlatModel(named_groups(whole, optimizer), servers=servers, shared=shared)
         _check_same(task, process_group, flat)  # before parts of other shapes are cut
         part = self.part(settings, process_group, whole, optimizer, deferred, cut)
-        carry_over(with_hooks, part.parameters, whole=self.sees_whole_batches(settings))
+        whole_batches = settings.mesh.pp == 1 and not settings.placed
+        carry_over(with_hooks, part.parameters, whole=whole_batches)
         if not task.servers:
             point(optimizer, names, part.parameters)
             # Other processes may hold parts of it only after the first batch.
@@ -149,10 +150,6 @@ class Parallel(Together):
         """Returns this process's part of the model; cuts `cut` where it is given, else a copy."""
         plan = settings.options.tensor_plan
         return MeshPart(process_group, whole, pipeline_config(settings), plan, cut=cut)
-
-    def sees_whole_batches(self, settings: Settings) -> bool:
-        """Returns whether each process computes its parameters' gradients of whole batches."""
-        return settings.mesh.pp == 1
 
     def ready(self, settings: Settings, part: MeshPart) -> None:
         """Called when the optimizer is over the parameters of the part."""

@@ -70,15 +70,13 @@ class Deferred:
 
         self._seed()
         try:
-            with _registering(keep), _Drawing(), _Pretending(), _real_draws():
+            with _registering(keep), _Drawing(), _Pretending(), _real_draws():  # type: ignore[no-untyped-call]
                 made = _tensors(self._build())
         except Exception as error:
             raise _refusal(error) from error
         parameters = {id(parameter) for parameter in self._registered}
-        for key, (name, tensor) in {
-            id(each): (name, each) for name, each in tensors.items()
-        }.items():
-            if tensor.is_meta and (key in wanted or key not in parameters):
+        for name, tensor in tensors.items():
+            if tensor.is_meta and (id(tensor) in wanted or id(tensor) not in parameters):
                 real = made[name].detach().requires_grad_(tensor.requires_grad)
                 if real.is_meta:
                     raise _refusal(ValueError(f"{name} is made otherwise each time"))
@@ -127,9 +125,6 @@ def _registering(call: Callable[[nn.Parameter], nn.Parameter | None]) -> Iterato
 
 class _Drawing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Draws the random numbers of meta tensors too."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self,

@@ -143,7 +143,6 @@ class MeshPart(ModelPart):
         )
 
     def zero_gradients(self) -> None:
-        """Drops the gradients, and follows what the program has frozen and unfrozen since."""
         for name, parameter in self.parameters.items():
             parameter.grad = None
             known = self._known.get(name)
@@ -171,7 +170,6 @@ class MeshPart(ModelPart):
             )
 
     def gradient_norm(self) -> torch.Tensor:
-        """Returns the L2 norm of the gradient of the whole model, a 0-dim float64 tensor."""
         square = 0.0
         for parameter in self.trained:
             if parameter.grad is not None:
@@ -181,7 +179,6 @@ class MeshPart(ModelPart):
         return total
 
     def scale_gradients(self, factor: torch.Tensor | float) -> None:
-        """Multiplies all gradients in place."""
         for parameter in self.trained:
             if parameter.grad is not None:
                 to_local(parameter.grad).mul_(factor)
@@ -201,7 +198,6 @@ class MeshPart(ModelPart):
 
     @property
     def buffer_names(self) -> frozenset[str]:
-        """The names of the buffers that this process keeps up to date."""
         return frozenset(name for module in self.modules for name, _ in named_buffers(module))
 
 

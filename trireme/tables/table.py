@@ -70,10 +70,12 @@ class Table:
         self.optimizer = spec.optimizer
         self._first = FirstValues.of(spec.initializer, spec.dtype)
         self._state = row_optimizer(spec.optimizer).state(spec.width)
-        self._rows = RowIndex(RowStorage((spec.width + self._state) * spec.item_size))
+        payload = (spec.width + self._state) * spec.item_size
+        self._rows = RowIndex(RowStorage(payload))
         self._waiting = RowIndex(RowStorage(0))
         self._recent = RecentSearches()
-        self._changes = self._dropped = 0
+        self._dropped = 0
+        self._entry_bytes = 24 + payload  # of an exported row
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -91,9 +93,7 @@ class Table:
 
     def bytes_by_slot(self) -> Counts:
         """Returns how many bytes `export` takes for each slot: int64 of shape (SLOTS,)."""
-        size = 24 + (self.spec.width + self._state) * self.spec.item_size
-        rows, waiting = self._rows.storage.counts, self._waiting.storage.counts
-        return rows * size + waiting * 24
+        return self._rows.storage.counts * self._entry_bytes + self._waiting.storage.counts * 24
 
     def pull(self, keys: Keys) -> Rows:
         """Returns the rows of keys, which may repeat; first values without one. Changes no row."""
@@ -140,7 +140,6 @@ class Table:
                 have_rows = np.flatnonzero(addresses)
                 addresses, updates = addresses[have_rows], updates[have_rows]
         self.optimizer = optimizer
-        self._changes += 1
         row_optimizers.apply(optimizer, addresses, updates, step)
 
     def check_room(self, keys: Keys) -> None:
@@ -159,7 +158,7 @@ class Table:
         oldest = step - self.spec.drop_after + 1
         dropped = self._rows.drop(oldest) + self._waiting.drop(oldest)
         self._dropped += dropped
-        self._changed()
+        self._recent.clear()
         return dropped
 
     def _admit(self, keys: Keys, addresses: Addresses, step: int, optimizer: Optimizer) -> None:
@@ -184,6 +183,13 @@ class Table:
         begin(addresses, keys, fresh, self.spec.width, initial, self._first)
         return addresses
 
+    def block(self, **arrays: npt.NDArray[Any]) -> Block:
+        """Returns a block of this table with some arrays; the others are empty."""
+        spec = self.spec
+        rows = np.empty((0, spec.width), spec.dtype)
+        states = np.empty((0, self._state), spec.dtype)
+        return Block(optimizer=self.optimizer, **{"rows": rows, "states": states, **arrays})
+
     def export(
         self, *, slots: Iterable[int] = range(SLOTS), block_bytes: int = BLOCK_BYTES
     ) -> Iterator[Block]:
@@ -192,12 +198,16 @@ class Table:
         A table of the same specification that loads all blocks in this order continues as this
         one, bit for bit. The table must not change meanwhile.
         """
-        changes = self._changes
-        made = self._blocks(self._checked_slots(slots), block_bytes)
-        while (block := next(made, None)) is not None:
-            yield block
-            if self._changes != changes:
-                raise RuntimeError(f"{self._name} was changed while it was exported")
+        slots, most = list(slots), max(1, block_bytes // self._entry_bytes)
+        for addresses in self._rows.storage.records(slots, most):
+            rows = np.empty((addresses.size, self.spec.width), self.spec.dtype)
+            states = np.empty((addresses.size, self._state), self.spec.dtype)
+            read_records(addresses, rows, states)
+            named = dict(zip(("keys", "steps", "touches"), headers(addresses), strict=True))
+            yield self.block(rows=rows, states=states, **named)
+        for addresses in self._waiting.storage.records(slots, max(1, block_bytes // 24)):
+            names = ("waiting_keys", "waiting_steps", "waiting_touches")
+            yield self.block(**dict(zip(names, headers(addresses), strict=True)))
 
     def load(self, block: Block) -> None:
         """Takes a block over: sets its rows and waiting keys.
@@ -205,11 +215,11 @@ class Table:
         What the block has of a key replaces what the table has of it. A block of another kind of
         table is Rejected, and nothing has changed.
         """
-        block.check(self.optimizer, self.spec.width, self._state, self.spec.dtype)
+        block.check(self.block())
         block = block.plain()
         self._rows.reserve(block.keys)
         self._waiting.reserve(block.waiting_keys)
-        self._changed()
+        self._recent.clear()
         self.optimizer = block.optimizer
         for index, loaded in ((self._rows, block.waiting_keys), (self._waiting, block.keys)):
             index.remove(loaded)
@@ -225,33 +235,14 @@ class Table:
 
     def remove(self, slots: Iterable[int]) -> None:
         """Forgets all of some slots, which are now elsewhere; they do not count as dropped."""
-        self._changed()
-        gone = self._checked_slots(slots)
-        for slot in gone:
+        self._recent.clear()
+        for slot in slots:
             self._rows.clear(slot)
             self._waiting.clear(slot)
-
-    def _blocks(self, slots: list[int], block_bytes: int) -> Iterator[Block]:
-        spec = self.spec
-        form = (self.optimizer, spec.width, self._state, spec.dtype)
-        size = 24 + (spec.width + self._state) * spec.item_size
-        for addresses in self._rows.storage.records(slots, max(1, block_bytes // size)):
-            rows = np.empty((addresses.size, spec.width), spec.dtype)
-            states = np.empty((addresses.size, self._state), spec.dtype)
-            read_records(addresses, rows, states)
-            named = dict(zip(("keys", "steps", "touches"), headers(addresses), strict=True))
-            yield Block.of(*form, {"rows": rows, "states": states, **named})
-        for addresses in self._waiting.storage.records(slots, max(1, block_bytes // 24)):
-            names = ("waiting_keys", "waiting_steps", "waiting_touches")
-            yield Block.of(*form, dict(zip(names, headers(addresses), strict=True)))
 
     @property
     def _name(self) -> str:
         return f"table {self.spec.name!r}"
-
-    def _changed(self) -> None:
-        self._changes += 1
-        self._recent.clear()
 
     def _checked_keys(self, keys: Keys) -> Keys:
         if keys.dtype != np.int64 or keys.ndim != 1:
@@ -268,13 +259,6 @@ class Table:
                 f"{self._name}: updates are of {rows.dtype} and of shape {rows.shape}; for {count} "
                 f"keys they should be of {self.spec.dtype} and of shape {shape}"
             )
-
-    def _checked_slots(self, slots: Iterable[int]) -> list[int]:
-        chosen = sorted(set(slots))
-        if chosen and not 0 <= chosen[0] <= chosen[-1] < SLOTS:
-            wrong = chosen[0] if chosen[0] < 0 else chosen[-1]
-            raise Rejected(f"{self._name} has no slot {wrong}; slots are from 0 to {SLOTS - 1}")
-        return chosen
 
     def _check_step(self, step: int) -> None:
         if not 1 <= step <= MOST_STEPS:

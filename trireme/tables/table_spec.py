@@ -299,15 +299,7 @@ class TableSpec(msgspec.Struct, frozen=True):
 
 
 def changed(optimizer: Optimizer, hyper: Mapping[str, float]) -> Optimizer:
-    """Returns the optimizer with other hyper-parameters.
-
-    Args:
-        optimizer: the optimizer as it is.
-        hyper: the new values by name; what is not named stays.
-
-    Raises:
-        ConfigurationError: the optimizer has no such hyper-parameter, or a value is out of range.
-    """
+    """Returns the optimizer with other values of the hyper-parameters that are named."""
     own = optimizer.numbers if isinstance(optimizer, Plugged) else None
     fields = optimizer.__struct_fields__ if own is None else tuple(own)
     for name in hyper:

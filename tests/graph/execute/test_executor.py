@@ -21,7 +21,7 @@ from trireme.graph.execute.cut import cut
 from trireme.graph.execute.executor import Executor, Microbatch
 from trireme.graph.execute.node_groups import changed
 from trireme.graph.execute.transfers import TaskDevice
-from trireme.graph.place.requests import merged
+from trireme.graph.place.costs import merged
 
 TASKS = 4
 EXAMPLES = 8

@@ -112,7 +112,7 @@ def test_the_prediction_has_the_transfers_of_the_cut(name: str) -> None:
     hardware = Hardware((Device("a"), Device("b"), Device("c")), Link(1e-9, 1e12))
     for algorithm in ("round-robin", "cuts"):
         found = place(costs, hardware, grouping(graph), algorithm=algorithm)  # type: ignore[arg-type]
-        tasks = {name: hardware.number(device) for name, device in found.devices.items()}
+        tasks = {name: hardware.numbers[device] for name, device in found.devices.items()}
         parts = cut(graph.module, tasks, output_place=tasks[OUTPUT])
         sent = sorted(
             (value.place, reader) for value in parts.values.values() for reader in value.readers

@@ -13,7 +13,8 @@ from torch import nn
 from trireme.errors import ConfigurationError
 from trireme.graph.capture.capture import capture
 from trireme.graph.capture.scopes import check_device
-from trireme.graph.place.requests import matched, merged, resolve
+from trireme.graph.place.costs import merged
+from trireme.graph.place.requests import matched, resolve
 
 PLACES = ("worker:0/cpu", "worker:1/cpu", "worker:2/cuda:0", "worker:2/cuda:1")
 NAMES = ("a", "b", "c", "d", "e")

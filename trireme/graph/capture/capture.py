@@ -81,7 +81,6 @@ def capture(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
-    batch_size: int | None = None,
     verify: bool = True,
 ) -> Capture:
     """Captures a model in its present mode, training or evaluation.
@@ -96,7 +95,7 @@ def capture(
         expected = rehearse(model, model, args, named)
         _refuse_custom_functions(model, expected)
     sizes = [each.shape[0] for each in tensors((args, named)) if each.dim() > 0]
-    size = batch_size if batch_size is not None else next(iter(sizes), None)
+    size = next(iter(sizes), None)
     program, batch = export(model, tuple(args), named, size)
     captured = _captured(model, program, batch)
     if expected is not None:

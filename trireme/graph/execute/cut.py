@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, getitem
 from typing import Any
@@ -247,10 +247,15 @@ class _Cutter:
         for node in self._depths:
             if node is not self._output:
                 members[self._segment_of(node)].append(node)
-        segments = [self._segment(each, members[each], readers) for each in sorted(members)]
+        segments = [
+            self._segment(each, members[each], [node for node in members[each] if node in readers])
+            for each in sorted(members)
+        ]
+        leaves: list[Any] = list(self._output.args[0])  # type: ignore[arg-type]
+        segments.append(self._segment(self._segment_of(self._output), [], leaves))
         codegen: Any = self._graph._codegen
         return Cut(
-            (*segments, self._last_segment()),
+            tuple(segments),
             values,
             tuple(node.meta.get("val") for node in self._inputs),
             codegen.pytree_info.out_spec,
@@ -276,22 +281,9 @@ class _Cutter:
         return reader is self._output or self._segment_of(value) != self._segment_of(reader)
 
     def _segment(
-        self, which: tuple[int, int, int], nodes: list[fx.Node], readers: Iterable[fx.Node]
+        self, which: tuple[int, int, int], nodes: list[fx.Node], leaves: Sequence[Any]
     ) -> Segment:
-        outputs = [node for node in nodes if node in readers]
-        return self._built(which, nodes, outputs, tuple(each.name for each in outputs))
-
-    def _last_segment(self) -> Segment:
-        leaves: list[Any] = list(self._output.args[0])  # type: ignore[arg-type]
-        return self._built(self._segment_of(self._output), [], leaves, ())
-
-    def _built(
-        self,
-        which: tuple[int, int, int],
-        nodes: list[fx.Node],
-        leaves: list[Any],
-        outputs: tuple[str, ...],
-    ) -> Segment:
+        """Returns the segment of some nodes, of none for the last one, which returns `leaves`."""
         depth, place, part = which
         graph, here = fx.Graph(), dict[fx.Node, fx.Node]()
         needed = self._needed(nodes, leaves)
@@ -309,6 +301,7 @@ class _Cutter:
                 here[node] = graph.node_copy(node, here.__getitem__)
         graph.output([here[each] if isinstance(each, fx.Node) else each for each in leaves])
         names = tuple(each.name for each in receives)
+        outputs = tuple(each.name for each in leaves) if nodes else ()
         module = rebuild(self._module, graph)
         return Segment(place, depth, part, module, names, tuple(inputs), outputs)
 

@@ -12,6 +12,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from trireme.graph.capture.effects import Memory, written
+from trireme.graph.capture.exporting import tensors
 from trireme.graph.capture.rebuild import constants_of
 
 COPY = "trireme_copy"
@@ -21,8 +22,7 @@ COPY = "trireme_copy"
 def has_tensors(node: fx.Node) -> bool:
     """Returns whether the value of a node is or has tensors, or is not known."""
     value = node.meta.get("val")
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return any(isinstance(each, torch.Tensor) for each in values) or value is None
+    return value is None or bool(tensors(value))
 
 
 def everywhere(graph: fx.Graph, memory: Memory, module: fx.GraphModule) -> set[fx.Node]:
@@ -143,8 +143,4 @@ def _reached(starts: Iterable[fx.Node], ways: Iterable[tuple[fx.Node, fx.Node]])
 
 
 def _is_floating(value: Any) -> bool:
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    return any(
-        isinstance(each, torch.Tensor) and (each.is_floating_point() or each.is_complex())
-        for each in values
-    )
+    return any(each.is_floating_point() or each.is_complex() for each in tensors(value))

@@ -12,7 +12,7 @@ from torch import fx
 from trireme.graph.capture.capture import Capture
 from trireme.graph.capture.effects import Memory
 from trireme.graph.execute.node_groups import changed, everywhere
-from trireme.graph.measure.measurement import Measurement, has_tensors
+from trireme.graph.measure.measurement import Measurement, is_operator
 from trireme.graph.place.costs import Constraints, CostGraph, Operation
 
 OUTPUT = "output"
@@ -34,7 +34,7 @@ def cost_graph(
     """
     module = captured.module
     replicated = everywhere(module.graph, Memory(module.graph, module), module)
-    readers = {node for node in module.graph.nodes if has_tensors(node)} - replicated
+    readers = {node for node in module.graph.nodes if is_operator(node)} - replicated
     operations = dict[fx.Node, Operation]()
     for node in module.graph.nodes:
         for each in node.all_input_nodes if node in readers else ():
@@ -65,12 +65,12 @@ def grouping(captured: Capture, placed: Collection[str] = ()) -> Constraints:
     }
     groups: list[tuple[str, ...]] = []
     for node in operations:
-        if node.target is getitem and has_tensors(node):
+        if node.target is getitem and is_operator(node):
             groups.append((node.args[0].name, node.name))
         elif node.op == "get_attr" and node.name not in placed:
             first = next((user for user in graph.nodes if user in node.users), None)
             held = isinstance(attrgetter(node.target)(module), torch.Tensor)
-            if held and first is not None and has_tensors(first):
+            if held and first is not None and is_operator(first):
                 groups.append((node.name, first.name))
     for nodes in changed(graph, memory):
         # Also inputs and constants may be of a group: they are no operations.

@@ -22,6 +22,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unfl
 
 from trireme.graph.capture.capture import Capture
 from trireme.graph.capture.exporting import sentence, tensors
+from trireme.graph.execute.node_groups import has_tensors
 from trireme.graph.measure.trial import Trials
 from trireme.graph.place.costs import Operation
 
@@ -82,12 +83,9 @@ def measure(
         return Measurement(costs, of_loss, trials.call_seconds)
 
 
-def has_tensors(node: fx.Node) -> bool:
-    """Returns whether a node is an operator: it makes tensors, or has an effect only."""
-    if node.op != "call_function":
-        return False
-    value = node.meta.get("val")
-    return value is None or bool(tensors(value))
+def is_operator(node: fx.Node) -> bool:
+    """Returns whether a node makes tensors, or has an effect only."""
+    return node.op == "call_function" and has_tensors(node)
 
 
 def _fake(tensor: torch.Tensor, *, trained: bool = False) -> torch.Tensor:
@@ -144,7 +142,7 @@ class _Computed(fx.Interpreter):
             if isinstance(value, torch.Tensor):
                 value = _fake(value, trained=value.requires_grad)
                 self._resident.add(_storage(value))
-        elif has_tensors(n):
+        elif is_operator(n):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
             return self._called(n, self._target(n), args, kwargs)
         else:

@@ -32,15 +32,14 @@ def update_seconds(optimizer: torch.optim.Optimizer, repeats: int = 10) -> float
     return statistics.median(took) / parameter.nbytes
 
 
-def _stepped(optimizer: torch.optim.Optimizer, *parameters: torch.Tensor) -> torch.optim.Optimizer:
+def _stepped(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> torch.optim.Optimizer:
     """Returns an optimizer of the same kind that has made a step."""
     kind: Any = type(optimizer)
-    for parameter in parameters:
-        parameter.grad = torch.full_like(parameter, 0.1)
+    parameter.grad = torch.full_like(parameter, 0.1)
     known = inspect.signature(kind).parameters
     named = optimizer.defaults | optimizer.param_groups[0]
     options = {name: value for name, value in named.items() if name in known and name != "params"}
-    another: torch.optim.Optimizer = kind(list(parameters), **options)
+    another: torch.optim.Optimizer = kind([parameter], **options)
     another.step(_closure)
     return another
 

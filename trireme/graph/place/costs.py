@@ -6,14 +6,12 @@ Nothing here knows a framework: `CostGraph` comes from a captured model, or from
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-
-from trireme.errors import ConfigurationError, suggestion
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -98,15 +96,6 @@ class Hardware:
         """The number of each device, by its name."""
         return {device.name: number for number, device in enumerate(self.devices)}
 
-    def number(self, name: str) -> int:
-        """Returns the number of a device."""
-        if name not in self.numbers:
-            names = ", ".join(self.numbers)
-            raise ConfigurationError(
-                f"unknown device {name!r}{suggestion(name, self.numbers)}: there are {names}"
-            )
-        return self.numbers[name]
-
     def between(self, sender: int, receiver: int) -> Link:
         """Returns the link from one device to another, given their numbers."""
         here, there = self.devices[sender].name, self.devices[receiver].name
@@ -120,6 +109,16 @@ class Constraints:
     pinned: Devices = field(default_factory=dict)  # operations that may be nowhere else
     together: tuple[tuple[str, ...], ...] = ()  # groups that share a device; overlaps are one group
     never: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # where one may not be
+
+
+def merged(groups: Iterable[Iterable[str]]) -> list[set[str]]:
+    """Returns groups of which no two have a member in common."""
+    group_of: dict[str, set[str]] = {}
+    for group in groups:
+        names = set(group)
+        names = names.union(*(group_of[name] for name in names if name in group_of))
+        group_of.update(dict.fromkeys(sorted(names), names))
+    return list({id(names): names for names in group_of.values()}.values())
 
 
 @dataclass(frozen=True, eq=False)

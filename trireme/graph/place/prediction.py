@@ -65,7 +65,9 @@ def predict(
        When a device has ended its computations and these gradients have arrived, it updates what
        is stored there.
     """
-    placed = np.array([hardware.number(placement[name]) for name in graph.positions], dtype=np.intp)
+    placed = np.array(
+        [hardware.numbers[placement[name]] for name in graph.positions], dtype=np.intp
+    )
     simulator = Simulator(Costs.of(graph), hardware, micro_batches)
     parts = simulator.parts(placed)
     busy, peaks = simulator.busy_seconds(parts), simulator.peak_bytes(parts)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from trireme.graph.place.costs import (
     Floats,
     Hardware,
     Ints,
+    merged,
 )
 from trireme.graph.place.simulation import Score, Simulator
 
@@ -75,11 +74,13 @@ def problem_of(
     places, count, devices = graph.positions, len(graph.operations), len(hardware.devices)
     allowed = np.ones((count, devices), dtype=bool)
     for name, device in constraints.pinned.items():
-        allowed[places[name]] &= np.arange(devices) == hardware.number(device)
+        allowed[places[name]] &= np.arange(devices) == hardware.numbers[device]
     for name, banned in constraints.never.items():
-        allowed[places[name], [hardware.number(device) for device in banned]] = False
-    groups = [[places[name] for name in group] for group in constraints.together]
-    roots = components(count, (pair for group in groups for pair in pairwise(group)))
+        allowed[places[name], [hardware.numbers[device] for device in banned]] = False
+    roots = np.arange(count)
+    for group in merged(constraints.together):
+        together = [places[name] for name in group]
+        roots[together] = min(together)
     first, units = np.unique(roots, return_inverse=True)
     common = np.ones((len(first), devices), dtype=bool)
     np.logical_and.at(common, units, allowed)
@@ -90,22 +91,6 @@ def problem_of(
         raise ConfigurationError(f"the constraints leave no device for {names}{more}")
     simulator = Simulator(Costs.of(graph), hardware, micro_batches)
     return Problem(simulator, units.astype(np.intp), common)
-
-
-def components(count: int, pairs: Iterable[tuple[int, int]]) -> Ints:
-    """Returns the smallest node of the component of each node, which pairs connect."""
-    above = list(range(count))
-
-    def root(node: int) -> int:
-        while above[node] != node:
-            above[node] = above[above[node]]
-            node = above[node]
-        return node
-
-    for pair in pairs:
-        one, other = sorted(map(root, pair))
-        above[other] = one
-    return np.array([root(node) for node in range(count)], dtype=np.intp)
 
 
 def coarsened(problem: Problem, target: int) -> tuple[Problem, Ints]:

@@ -11,7 +11,7 @@ from torch import fx
 from trireme.errors import ConfigurationError, suggestion
 from trireme.graph.capture.scopes import check_device
 from trireme.graph.capture.source import scope
-from trireme.graph.place.costs import Constraints
+from trireme.graph.place.costs import Constraints, merged
 from trireme.printable import counted
 
 
@@ -128,18 +128,6 @@ def _spread_over_groups(
                 overruled.setdefault((requested[name], first), []).append(name)
             spread[name] = requested[first]
     return spread, overruled
-
-
-def merged(groups: Sequence[Sequence[str]]) -> list[set[str]]:
-    """Returns groups of which no two have a member in common."""
-    found: list[set[str]] = []
-    for group in groups:
-        names = set(group)
-        for other in [each for each in found if each & names]:
-            found.remove(other)
-            names |= other
-        found.append(names)
-    return found
 
 
 def _why(device: str, places: Sequence[str], servers: int) -> str:

@@ -76,9 +76,6 @@ class Placed(Parallel):
             piece, _ = next(pieces(inputs, min(part.microbatches, examples_in(inputs))))
             part.graph(Example(*arguments(piece)), early=True)
 
-    def sees_whole_batches(self, settings: Settings) -> bool:
-        return False
-
     def computations(
         self, setup: TrainingSetup, loss: Loss, metrics: Mapping[str, Metric]
     ) -> tuple[Computation, Computation]:

@@ -38,14 +38,6 @@ class PlacedGraph:
     captured: Capture
     decision: Decision  # where each operation is computed
     executor: Executor  # computes this process's operations
-    places: tuple[str, ...]  # the names of the places, by their numbers
-
-    @property
-    def devices(self) -> dict[str, str]:
-        """The name of the place of each operation, parameter, buffer and output, by its node."""
-        output = self.captured.module.graph.output_node().name
-        numbers = {**self.decision.placement, output: self.decision.output}
-        return {name: self.places[number] for name, number in numbers.items()}
 
     def inputs(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
         """Returns the arguments of a call as the graph takes them, flat."""
@@ -142,7 +134,7 @@ class GraphPart(MeshPart):
         if not self._homes:
             self._keep_own(captured, decision)
         executor = Executor(parts, self.process_group.rank, self._places, self._group)
-        return PlacedGraph(captured, decision, executor, self._place_names)
+        return PlacedGraph(captured, decision, executor)
 
     @property
     def _place_names(self) -> tuple[str, ...]:

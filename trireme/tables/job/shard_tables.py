@@ -14,11 +14,9 @@ from trireme.errors import ConfigurationError, OutOfMemory, Rejected
 from trireme.ps.extension import EXTRA, HeldExtension, Tensors
 from trireme.ps.extra import Extra
 from trireme.ps.snapshot_messages import TensorSpec
-from trireme.tables.block import Block
 from trireme.tables.job.chain import FIELDS, ROWS, WAITING
 from trireme.tables.job.requests import decoded, encoded, mean_of, raw, slots_of_shard
 from trireme.tables.keys import SLOTS, slots_of
-from trireme.tables.row_optimizers import row_optimizer
 from trireme.tables.table import Table, prepare
 from trireme.tables.table_spec import Add, TableSpec, changed
 
@@ -146,10 +144,8 @@ class ShardTables(HeldExtension):
         tables = {table.spec.name: table for table in self.tables}
         for name, arrays in arrays_in(tensors):
             if (table := tables.get(name)) is not None:
-                spec = table.spec
-                state = row_optimizer(spec.optimizer).state(spec.width)
                 mine = {k: a for k, a in within(arrays, slots).items() if a.shape[0]}
-                table.load(Block.of(table.optimizer, spec.width, state, spec.dtype, mine))
+                table.load(table.block(**mine))
 
     # Other shards and replicas ------------------------------------------------------------------
 
