@@ -100,6 +100,7 @@ class Account:
         self.rows: dict[int, int] = {}
         self.rows_after: dict[int, dict[int, int]] = {}
         self.added: set[float] = set()
+        self.fewest = 0  # vectors in a copy of this event, which may precede what it adds
         self._slots = (0, 0)
         self._parts: Sequence[Part] = ()
         self._momentum = momentum
@@ -127,6 +128,7 @@ class Account:
         added = tuple(tensor.numpy().copy() for tensor in values[len(self.values) :])
         zeros = tuple(np.zeros_like(each) for each in added)
         self.added = {float(value) for each in added for value in each}
+        self.fewest = len(self.values)
         self.values, self.velocity = self.values + added, self.velocity + zeros
         self.given = [
             each and (each[0] + zeros, each[1] + added, each[2] + zeros) for each in self.given
@@ -258,7 +260,11 @@ class Account:
     def identify(self, given: Vectors) -> PushId:
         """Returns whose push a gradient is."""
         for who in islice(self._made, self._indexed, None):
-            self._by_bytes[_as_bytes(self.part(self._made[who].gradient))] = who
+            gradient = self._made[who].gradient
+            if len(gradient) <= len(
+                self._parts
+            ):  # else of parameters that are yet to be added here
+                self._by_bytes[_as_bytes(self.part(gradient))] = who
         self._indexed = len(self._made)
         who = self._by_bytes.get(_as_bytes(given))
         if who is None:
@@ -321,6 +327,8 @@ class Account:
             self.fail(f"a copy says that it is of step {step}, which never was")
         values, velocity = self.history[step]
         copied = self._joined("values", tensors)
+        if not any(each.any() for each in copied[self.fewest :]):
+            values = values[: self.fewest] + copied[self.fewest :]
         if not all(np.array_equal(c, v) for c, v in zip(copied, values, strict=True)):
             self.fail(f"the values in a copy are not those of step {step}")
         if any(spec.key.startswith(EXTRA) for spec, _ in tensors):

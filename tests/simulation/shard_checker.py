@@ -185,6 +185,7 @@ class ShardChecker:
         for reply in replies:
             if reply.route in self._asked:
                 self._check(reply, *self._asked[reply.route])
+        account.fewest = len(account.values or ())
 
     def stopped(self, view: int) -> None:
         """It has stopped to be divided anew, as this view has announced."""
