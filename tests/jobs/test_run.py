@@ -142,6 +142,7 @@ def test_a_function_trains_and_returns_and_can_be_looked_at() -> None:
     assert returned["step"] == 40 and returned["seen"] == [1, 2] and returned["pid"] != os.getpid()
     status = job.status()
     assert (status.state, status.step, status.max_steps) == ("finished", 40, 40)
+    assert status.tasks == {}
     assert job.metrics["global_step"][-1] == 40
     assert len(job.metrics["time"]) == len(job.metrics["loss"])
     assert "finished" in job.logs("worker:0")

@@ -114,8 +114,11 @@ def _progress(run: Path) -> Progress:
 
 
 def _recorded(run: Path) -> Progress:
-    starts = read_starts(run, read_record(run).job)
-    return _progress_of({s.begin.task: s.records[-1].status for s in starts if s.records})
+    record = read_record(run)
+    starts = read_starts(run, record.job)
+    found = _progress_of({s.begin.task: s.records[-1].status for s in starts if s.records})
+    # The states that tasks recorded last are those of their last steps.
+    return found if record.state == "running" else msgspec.structs.replace(found, tasks={})
 
 
 def _progress_of(

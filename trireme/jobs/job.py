@@ -36,7 +36,7 @@ class JobStatus:
         loss: the chief's newest loss; None if there is none yet.
         examples_per_second: of all workers together.
         waits_for: the tasks that the job waits for.
-        tasks: the state of each task, such as `training`, by its name.
+        tasks: the state of each task, such as `training`, by its name, until the job is over.
         run_dir: the run directory; None until the job has one.
     """
 
