@@ -18,7 +18,7 @@ from tests.faults.processes import Tasks
 from tests.integration.shell import PROGRAMS, Ended, Running, Shell
 from tests.integration.test_counting import consumed, notes, saved, table, updates
 from trireme.cli.command import COMMANDS
-from trireme.session.checkpoint import latest
+from trireme.session.checkpoint import latest, list_checkpoints
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -142,6 +142,36 @@ def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
     assert data is not None and data.step == steps
     if end:
         assert consumed(data) == [[0, steps * BATCH]]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("grows_at", [10, 110])
+def test_a_job_that_has_added_parameters_goes_back_to_a_checkpoint_that_has_them(
+    shell: Shell, grows_at: int
+) -> None:
+    """The job fails where the checkpoint is of a time before: started again it adds them again."""
+    steps, every = 400, 100
+    words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "async", "--max-restarts", 2)
+    growing = ("--every-steps", every, "--grows-at", grows_at)
+    running = counting(shell, steps, *words, program=growing, pause=0.05)
+    run, deadline = shell.directory / "run", time.monotonic() + 120
+    while not list_checkpoints(run) or step_of(shell, "worker:0") < grows_at + 10:
+        assert time.monotonic() < deadline, "there is no checkpoint"
+    for server in range(2):
+        assert Tasks(run).send(f"ps:{server}", 9)
+    release(shell)
+    ended = running.ended()
+    if grows_at < every:
+        assert "all copies of a part of the parameters were lost: the job goes" in ended.text
+    else:
+        assert ended.status == 1, ended.text
+        assert "of step 100, is of a time before the optimizer was given late" in ended.text
+        assert "run the same command again" in ended.text
+        ended = counting(shell, steps, *words, program=growing, pause=0).ended()
+    assert ended.status == 0, ended.text
+    data = saved(shell, steps)
+    assert sum(updates(data)) == steps
+    assert 0 < data.model["late"].sum() / 40 <= steps - grows_at
 
 
 @pytest.mark.slow

@@ -64,6 +64,12 @@ class WorkerCheckpoints:
             self._progress.warn(
                 "there is no checkpoint: the job begins again at step 0, from this worker's values"
             )
+        elif added := self._setup.flat.parameters.keys() - shapes_of(checkpoint.model).keys():
+            raise JobFailed(  # started again, with the others, this worker could go on
+                f"the servers' values are lost, and the newest checkpoint, of step "
+                f"{checkpoint.step}, is of a time before the optimizer was given "
+                f"{', '.join(sorted(added))}"
+            )
         state = self._own_state() if checkpoint is None else self._restore(checkpoint)
         self.buffers.hand_out()
         return state
