@@ -1,7 +1,7 @@
 """Where each parameter lies: parameters -> flat vectors -> slots -> shards.
 
 Parameters lie one after the other in one flat vector per dtype, grouped by parameter group, each
-aligned to 64 bytes. A vector is cut into slots at multiples of 64 bytes; a shard is a run of
+aligned to 64 bytes. A vector is divided into slots at multiples of 64 bytes; a shard is a run of
 contiguous slots, which is one contiguous *part* of each vector. Parameters that are added while
 training goes on lie in vectors of their own, behind the others. Everything here is numbers:
 no tensor is made or touched.
@@ -117,7 +117,7 @@ class Layout:
                 f"the model has {self.bytes} bytes of parameters, and at most {MOST_BYTES} can be "
                 "laid out"
             )
-        self._parts = [self._cut(self.slots_of(shard)) for shard in range(spec.shards)]
+        self._parts = [self._parts_of(self.slots_of(shard)) for shard in range(spec.shards)]
 
     @classmethod
     def of(
@@ -175,7 +175,7 @@ class Layout:
         return self._parts[shard]
 
     def segments(self, shard: int) -> tuple[Segment, ...]:
-        """Returns the shard's segments: its parts, cut where a parameter group ends."""
+        """Returns the shard's segments: its parts, divided where a parameter group ends."""
         return tuple(
             Segment(part.vector, max(start, part.start), min(stop, part.stop), group)
             for part in self.parts(shard)
@@ -208,7 +208,7 @@ class Layout:
                 "task with the same cluster"
             )
 
-    def _cut(self, slots: range) -> tuple[Part, ...]:
+    def _parts_of(self, slots: range) -> tuple[Part, ...]:
         parts: list[Part] = []
         for vector in self.vectors:
             step = ALIGNMENT // vector.item_size

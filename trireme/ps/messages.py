@@ -44,11 +44,11 @@ class ParameterSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LayoutSpec(msgspec.Struct, frozen=True, array_like=True):
-    """The parameters in the order in which they lie in the flat vectors, and how these are cut."""
+    """The parameters in the order in which they lie in the flat vectors, and their division."""
 
     # sorted by (addition, dtype, group), in the module's order within
     parameters: tuple[ParameterSpec, ...]
-    # the slots at which shards begin, and the number of slots that the flat vectors are cut into,
+    # the slots at which shards begin, and the number of slots of the flat vectors,
     # which is fixed when the job begins
     bounds: Annotated[tuple[Number, ...], msgspec.Meta(max_length=1 << 16)]
 

@@ -130,7 +130,7 @@ def _is_none(buffer: torch.Tensor) -> bool:
 
 @contextmanager
 def _exchanging(rank: int, *, begins: bool = False) -> Iterator[None]:
-    """Says whom torch's errors are about; where a transfer `begins`, others are this task's own."""
+    """Names the tasks of torch's errors; where a transfer `begins`, others are this task's own."""
     try:
         yield
     except RuntimeError as error:

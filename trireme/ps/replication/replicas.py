@@ -2,7 +2,7 @@
 
 A view names the shards and the servers that hold replicas of them. A view of a new generation
 divides the slots into other shards: each server makes its new replicas from the old ones, which
-have stopped at one cut. A view of a new life follows the loss of all copies of a shard: every
+have stopped at one decision. A view of a new life follows the loss of all copies of a shard: every
 server begins anew, without values, and the workers load a checkpoint.
 
 A connection begins with a message that says what it is for: a task asks a shard (`ConnectToShard`),

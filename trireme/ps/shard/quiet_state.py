@@ -1,6 +1,6 @@
 """The quiet state of a shard: all that it knows but what is under way.
 
-A shard is quiet when it has stopped at a common cut: no decision is half made. The state of a
+A shard is quiet when it has stopped at one decision: none is half made. The state of a
 generation's shards begins with the quiet state of the shards before. What was under way, pushes
 that are not decided and answers that are withheld, is asked again by its workers.
 """
@@ -73,7 +73,7 @@ def united(quiets: Sequence[Quiet]) -> Quiet:
     """Returns the quiet state of one shard that takes over slots of several.
 
     Args:
-        quiets: the shards', in the order of their slots. They have stopped at one cut, so that all
+        quiets: the shards', in the order of their slots. They have stopped at one decision, so all
             but the tensors, and what only shard 0 has, is the same.
     """
     tensors = [entry for quiet in quiets for entry in quiet.tensors]

@@ -2,7 +2,7 @@
 
 Element-wise arithmetic does not see the difference. A segment is updated in one piece as long as
 all of its parameters have had the same updates. Where an update has no gradient for some of them,
-torch would leave these alone, with step counters of their own: then the segment is cut into its
+torch would leave these alone, with step counters of their own: then the segment is divided into its
 parameters, which keep their state apart.
 """
 
@@ -170,7 +170,7 @@ class SegmentOptimizer:
         return [entry for optimizer in self._optimizers for entry in optimizer.export()]
 
     def restore(self, state: Tensors) -> None:
-        """Replaces the state by ranges of flat vectors, however they are cut."""
+        """Replaces the state by ranges of flat vectors, however they are divided."""
         for optimizer in self._optimizers:
             optimizer.restore(state)
 
@@ -241,7 +241,7 @@ class _TorchOptimizer:
         """Steps as torch does, which makes the state."""
         gone = frozenset(absent)
         if any(p.positions & gone and p.positions - gone for p in self.pieces):
-            self._cut(gone)
+            self._divide(gone)
         present = [piece for piece in self.pieces if not piece.positions & gone]
         # Torch's fused SGD takes either no piece for new, or all of them.
         fresh = [piece for piece in present if not self._state_of(piece)]
@@ -282,22 +282,22 @@ class _TorchOptimizer:
 
     # -- pieces ----------------------------------------------------------------------------------
 
-    def _cut(self, gone: frozenset[int]) -> None:
-        """Cuts pieces of which some parameters are gone, with their state, into parameters."""
-        cut: list[_Piece] = []
+    def _divide(self, gone: frozenset[int]) -> None:
+        """Divides pieces of which some parameters are gone, with their state, into parameters."""
+        pieces: list[_Piece] = []
         for piece in self.pieces:
             if not piece.positions & gone:
-                cut.append(piece)
+                pieces.append(piece)
                 continue
             had = self._optimizer.state.pop(piece.values, {})
             for each in piece.parameters():
-                cut.append(each)
+                pieces.append(each)
                 if had:
                     low, high = each.start - piece.start, each.stop - piece.start
                     self._optimizer.state[each.values] = {
                         name: _divided(value, low, high) for name, value in had.items()
                     }
-        self._replace(cut)
+        self._replace(pieces)
 
     def _replace(self, pieces: list[_Piece]) -> None:
         self.pieces = pieces
