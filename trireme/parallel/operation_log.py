@@ -19,7 +19,7 @@ class StageOperation(msgspec.Struct, frozen=True):
 
 
 class OperationLog:
-    """The operations of this process, None while none are recorded, and the graph they are of."""
+    """What this process computes, recorded while anyone reads, and the `graph` it is of, if any."""
 
     graph: Any = None
 

@@ -41,7 +41,7 @@ class Block:
         return {name: getattr(self, name) for name in names}
 
     def check(self, like: Block) -> None:
-        """Raises Rejected where a table with a block `like` it cannot take this one."""
+        """Raises Rejected unless the block has the optimizer, dtypes and shapes of another one."""
         before, now = optimizer_name(self.optimizer), optimizer_name(like.optimizer)
         if before != now:
             raise Rejected(f"a block is of a table whose optimizer is {before}; this one has {now}")

@@ -53,7 +53,7 @@ def measure_links(
 
 
 def bandwidth(size: int, small_seconds: float, large_seconds: float) -> float:
-    """Returns the bytes per second of a link; differences that are noise are limited."""
+    """Returns the bytes per second of a link; a tiny difference of the two durations is noise."""
     return size / max(large_seconds - small_seconds, _NOISE * large_seconds)
 
 

@@ -33,7 +33,7 @@ _SAMPLES = 8
 
 
 class GraphComputation(ProcessGroupComputation):
-    """Computes a graph's operations here. All know the loss; one has the outputs."""
+    """Computes this process's operations of a graph; one process has the outputs."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class GraphComputation(ProcessGroupComputation):
         return dict(zip(totals, sums.tolist(), strict=True))
 
     def _prepared(self, pieces: Sequence[Piece]) -> PlacedGraph:
-        """Returns the graph of the model's mode; gloo would end the process if sizes differed."""
+        """Checks that tasks have equal batches, else gloo ends the process; returns the graph."""
         mine = torch.tensor([signature(pieces)], dtype=torch.float64)
         both = torch.cat([mine, -mine])
         with lost_peer():

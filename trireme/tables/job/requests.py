@@ -108,7 +108,7 @@ def _rows_in(data: bytes, spec: TableSpec) -> Rows:
 
 
 def slots_of_shard(bounds: Sequence[int], shard: int) -> tuple[int, int]:
-    """Returns the slots of tables that a shard has, [start, stop), of `SLOTS`."""
+    """Returns a shard's slots of tables, [start, stop); `bounds` are in slots of the job."""
     each = SLOTS // bounds[-1]
     return bounds[shard] * each, bounds[shard + 1] * each
 
