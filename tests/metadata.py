@@ -25,6 +25,7 @@ def write_metadata(folder: Path, name: str, *, points: str = "", more: str = "")
 
 def forget() -> None:
     """Has what is installed read again."""
+    plugins._read.cache_clear()
     plugins._points.cache_clear()
     plugins._names.cache_clear()
     plugins._load.cache_clear()

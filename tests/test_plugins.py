@@ -6,8 +6,9 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from importlib.metadata import metadata
+from importlib.metadata import entry_points, metadata
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -56,6 +57,14 @@ def test_what_a_package_adds_is_found_beside_our_own(install: Install) -> None:
     assert "one" in COMMANDS
     assert COMMANDS.load("one").summary == "do one thing"
     assert COMMANDS.all().keys() == {*before, "one"}
+
+
+def test_the_metadata_of_packages_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Mock(wraps=entry_points)
+    monkeypatch.setattr(plugins, "entry_points", read)
+    forget()
+    assert plugins.known("trireme.commands") and plugins.known("trireme.strategies")
+    assert read.call_count == 1
 
 
 def test_a_name_that_is_not_there_is_said_with_one_that_is() -> None:

@@ -137,9 +137,15 @@ def known(group: str) -> list[str]:
 
 
 @cache
+def _read() -> Any:
+    """Returns all entry points: that looks at each package, and so is done once a process."""
+    return entry_points()
+
+
+@cache
 def _points(group: str) -> tuple[EntryPoint, ...]:
-    """Returns the entry points of a group, which are read once a process."""
-    points = tuple(entry_points(group=group))
+    """Returns the entry points of a group."""
+    points: tuple[EntryPoint, ...] = tuple(_read().select(group=group))
     own = any(point.module.startswith("trireme.") for point in points)
     if not own and group in _CORE:
         raise ConfigurationError(

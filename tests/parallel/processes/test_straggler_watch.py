@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from tests.clocks import VirtualClock
 from trireme.errors import ConfigurationError, JobFailed
 from trireme.job_config import Timeouts
 from trireme.parallel.processes.straggler_watch import (
+    BEAT_SECONDS,
     Broken,
     Seen,
     StepPosition,
@@ -317,6 +319,14 @@ def test_one_with_an_excuse_may_take_its_time_and_counts_from_its_end() -> None:
         three.broken(0)
     )
     assert "worker:2" not in three.broken(0)
+
+
+def test_its_threads_end_with_the_training_and_not_at_their_next_look() -> None:
+    watch = Three().watches[0]
+    watch.start()
+    begin = time.monotonic()
+    watch.close()
+    assert time.monotonic() - begin < BEAT_SECONDS / 2
 
 
 def test_a_store_that_does_not_answer_is_silent_too() -> None:

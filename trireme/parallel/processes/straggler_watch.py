@@ -197,6 +197,7 @@ class StragglerWatch:
         self._met = threading.Event()  # all have ended
         self._broken: Broken | None = None
         self._breaks = threading.Event()
+        self._stirred = threading.Event()  # that, or the end
         self._published = False  # all can read why it is broken
         self._threads: list[threading.Thread] = []
 
@@ -257,6 +258,7 @@ class StragglerWatch:
         """Ends the threads; waits only briefly, as one may hang in a read."""
         self._over.set()
         self._changed.set()
+        self._stirred.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(JOIN_SECONDS)
@@ -358,6 +360,7 @@ class StragglerWatch:
             self._broken = why
         self._changed.set()
         self._breaks.set()
+        self._stirred.set()
 
     def _run(self) -> None:
         while not self._over.is_set():
@@ -377,7 +380,8 @@ class StragglerWatch:
     def _run_judge(self) -> None:
         while not self._over.is_set():
             self.judge()
-            if self._breaks.wait(BEAT_SECONDS):
+            self._stirred.wait(BEAT_SECONDS)
+            if self._breaks.is_set():
                 self._over.wait(TELL_SECONDS)  # for the other thread to tell the others
                 self._group.interrupt()
                 return
