@@ -60,6 +60,5 @@ class LostUpdates(Observer):
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns a copy of some elements, the same ones for tensors of one shape."""
     flat = to_local(tensor.detach()).reshape(-1)
     return flat[:: max(1, flat.numel() // _SAMPLE)].clone()

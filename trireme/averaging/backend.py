@@ -169,7 +169,6 @@ class LocalSgd(ServerBackend):
         return super().stop(reason)
 
     def _save_requested(self, began: int) -> bool:
-        """Returns whether the chief saves after this exchange; without rounds, by a new request."""
         left = self.collect(_SAVING).values()
         steps = {step for data in left for step in msgspec.msgpack.decode(data, type=list[int])}
         known, self._known_requests = self._known_requests, steps

@@ -38,7 +38,6 @@ def _list(given: Namespace) -> int:
 
 
 def _of(chain: Sequence[int]) -> str:
-    """Returns which saves the tables of a checkpoint are of, where they are of several."""
     if not chain:
         return ""
     return f"  tables: step {chain[0]}, changes of {', '.join(map(str, chain[1:]))}"

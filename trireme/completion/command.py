@@ -71,7 +71,6 @@ def _complete(action: argparse.Action, by: object) -> None:
 
 
 def _literals(kind: Any) -> list[str]:
-    """Returns the words of the `Literal` that a type is, or that is a part of it."""
     if isinstance(kind, str):
         return [kind]
     return [word for part in get_args(kind) for word in _literals(part)]

@@ -215,7 +215,6 @@ def _diverge() -> None:
 
 
 def _set_blas_threads(text: str) -> None:
-    """Sets how many threads each OpenBLAS uses that NumPy has loaded, from the variable's text."""
     if text.isdecimal() and int(text) > 1:
         from threadpoolctl import ThreadpoolController
 

@@ -95,7 +95,6 @@ def _sources() -> dict[str, str]:
 
 
 def _write_all(file: IO[bytes], data: bytes) -> None:
-    """Writes all of the data: one call may take only a part."""
     rest = memoryview(data)
     while rest:
         rest = rest[file.write(rest) :]

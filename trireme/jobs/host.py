@@ -170,7 +170,6 @@ def _ended(status: int, run: Path | None) -> Ended:
 
 
 def _obey() -> None:
-    """Stops the job whenever the program asks for that, and when the program is gone."""
     while os.read(0, 1):
         os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)

@@ -90,7 +90,6 @@ class LaunchedJob:
         self._reader.start()
 
     def __repr__(self) -> str:
-        """Shows the state, the step and the run directory."""
         status = self.status()
         return f"<job in {status.run_dir}: {status.state}, global step {status.step}>"
 
@@ -237,7 +236,6 @@ class LaunchedJob:
         )
 
     def _read(self, reports: IO[bytes]) -> None:
-        """Takes in the launcher's reports until it has ended."""
         decoder = msgspec.json.Decoder(Report)
         with reports:
             for line in reports:

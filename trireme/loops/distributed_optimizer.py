@@ -236,7 +236,6 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         return True
 
     def _call(self, hooks: Iterable[Callable[..., Any]], closure: Callable[[], Any] | None) -> None:
-        """Calls the hooks of `register_step_pre_hook` or `register_step_post_hook`."""
         for hook in hooks:
             if hook(self, (closure,), {}) is not None:
                 raise ConfigurationError(

@@ -284,13 +284,11 @@ class LoopJob:
         return True
 
     def _explain(self, error: BaseException) -> TriremeError | None:
-        """Returns the error that says why another was raised, if one does; adds what is known."""
         self._worker.note(error)
         group = self._setup.process_group
         return None if group is None else group.why_broken(error)
 
     def _at_exit(self) -> None:
-        """Leaves the job when the program ends, with the exception that ended it, if any."""
         try:
             self.job.leave(self._end.error)
         except KeyboardInterrupt:

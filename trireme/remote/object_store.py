@@ -218,7 +218,6 @@ def _denied(error: Exception) -> bool:
 
 
 def _status(error: Exception) -> int:
-    """Returns the HTTP status in an error of Azure's or Google's libraries; 0 where it has none."""
     for name in ("status_code", "code"):
         status = getattr(error, name, None)
         if isinstance(status, int | str) and str(status).isdigit():

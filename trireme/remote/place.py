@@ -51,7 +51,6 @@ class RemotePlace(Place):
         return [self.run_dir / CHECKPOINTS / name for name in self._folders(whole=True)]
 
     def _folders(self, *, whole: bool) -> set[str]:
-        """Returns the names of the folders that are checkpoints, or of those that are not."""
         keys = [key.split("/") for key in self._store.list(CHECKPOINTS)]
         done = {key[1] for key in keys if key[2:] == [STATE]}
         return done if whole else {key[1] for key in keys if len(key) > 2} - done
@@ -81,7 +80,6 @@ class RemotePlace(Place):
         return final
 
     def _sweep(self, name: str) -> None:
-        """Deletes what the writer of a name, and those before it, have left unfinished."""
         writer = (order_of(name) or (0, 0))[0]
         for folder in self._folders(whole=False):
             if (order_of(folder) or (0, 0))[0] <= writer:
