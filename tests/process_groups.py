@@ -55,6 +55,7 @@ SPAWNER.set_forkserver_preload(
         "trireme.parallel.tensor_parallel",
         "torch._dynamo",
         "torch.export._trace",  # what captures a graph
+        "tests.frozen",
     ]
 )
 """Of the processes of a test run; they have one parent, that was started when the first was."""

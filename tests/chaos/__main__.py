@@ -111,7 +111,8 @@ def run(
         job = Job(shell, hosts, size, options.deadline)
         try:
             tls = ["--tls"] if options.tls else []
-            job.start(options.data, [*options.options.split(), *tls])
+            paced = ("--pause", options.pause)
+            job.start(options.data, [*options.options.split(), *tls], paced)
             before = sum(job.server_starts.values())
             start = time.monotonic()
             struck = disturb(job, faults, seconds, options, once)
@@ -293,6 +294,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--goodput", type=float, default=LEAST_GOODPUT, help="the least, of the quiet run's"
     )
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--tls", action="store_true", help="encrypt all connections")
     parser.add_argument("--hosts", choices=("auto", "none"), default="auto")
     parser.add_argument(

@@ -44,19 +44,18 @@ class Hosts(msgspec.Struct):
 def engine_on(hosts: Hosts) -> Callable[..., HostEngine]:
     """Returns a class of engines that start tasks on these hosts."""
 
+    def command(config: TaskConfig, program: Sequence[str]) -> Sequence[str]:
+        return hosts.of(config.index).command(task_command(config, program))
+
     class SeveralHosts(HostEngine):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self.own_host = hosts.own
+            self._build_command = command  # with one of its own no task is forked
 
         def start(self, config: TaskConfig) -> None:
             host = hosts.of(config.index)
-
-            def command(config: TaskConfig, program: Sequence[str]) -> Sequence[str]:
-                return host.command(task_command(config, program))
-
             self._host = host.address
-            self._build_command = command
             self.nodes[config.name] = host.name
             super().start(config)
 

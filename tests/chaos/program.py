@@ -131,6 +131,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=50)
     parser.add_argument("--ballast", type=int, default=0, help="MB of values more")
     parser.add_argument("--learning-rate", type=float, default=0.1)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
     parser.add_argument("--until", type=Path, help="end the loop when this file exists")
     options = parser.parse_args()
     train, _, _ = mnist.load(options.data_dir)
@@ -147,6 +148,7 @@ def main() -> None:
     )
     with notes.note_retries(), session:
         for batch in session.loader(train, options.batch_size):
+            time.sleep(options.pause)
             session.step(batch)
             if options.until is not None and options.until.exists():
                 break

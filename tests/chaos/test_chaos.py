@@ -55,9 +55,8 @@ def test_tasks_and_hosts_are_lost_and_every_update_counts_once(
     names: tuple[str, ...], words: tuple[str, ...], mnist_dir: Path
 ) -> None:
     sizes = ["--servers", "2", "--workers", "2", "--replicas", "2", "--deadline", "2"]
-    options = arguments(
-        ["--data", str(mnist_dir), "--interval", "3", "--seed", "3", *sizes, *words]
-    )
+    paces = ["--interval", "3", "--pause", "0.01"]
+    options = arguments(["--data", str(mnist_dir), "--seed", "3", *paces, *sizes, *words])
     faults = [FAULTS[name] for name in names]
     try:
         with network(["alder", "birch"]) as hosts:

@@ -72,7 +72,7 @@ def test_training_goes_on_and_the_alarm_is_loud(shell: Shell, small_disk: Path) 
     running = shell.start(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "sync", "--run-dir", run),
         *(PROGRAMS / "train.py", "--out", shell.directory),
-        *("--max-steps", 10**9, "--every-steps", 50),
+        *("--max-steps", 10**9, "--every-steps", 50, "--pause", 0.003),
     )
     running.until(r"worker:0 \| saved \S+/step-0+50-writer-1\n")
     with Filler(small_disk):

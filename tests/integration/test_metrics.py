@@ -42,7 +42,7 @@ def values(families: dict[str, Metric], name: str) -> list[float]:
 def test_every_task_of_a_job_can_be_scraped(shell: Shell) -> None:
     job = shell.start(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "sync", "--metrics-port", 0),
-        *("--run-dir", "run", *TRAIN, "--max-steps", 10**9),
+        *("--run-dir", "run", *TRAIN, "--max-steps", 10**9, "--pause", 0.01),
     )
     job.until(r"worker:1 \| step 20 ")
     worker = scrape(job, "worker:1")

@@ -48,7 +48,7 @@ def test_a_job_of_one_host_over_tls(shell: Shell) -> None:
     run = shell.directory / "run"
     job = shell.start(
         *("run", "--tls", "--transport", "tcp", "--ps", 2, "--workers", 2, "--run-dir", run),
-        *(*TRAIN, "--max-steps", 10**9, "--every-steps", 20),
+        *(*TRAIN, "--max-steps", 10**9, "--every-steps", 20, "--pause", 0.01),
     )
     job.until(r"worker:1 \| step 30 ")
     record = read_record(run)

@@ -24,7 +24,7 @@ def test_a_stopped_worker_is_named_within_two_seconds_and_the_end_is_shown(
 ) -> None:
     job = shell.start(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "sync", "--run-dir", "run"),
-        *(*TRAIN, "--max-steps", 10**9),
+        *(*TRAIN, "--max-steps", 10**9, "--pause", 0.01),
     )
     job.until(r"worker:1 \| step 10 ")
     top, _ = shell.start_at_terminal("top", "run")
