@@ -50,7 +50,6 @@ _log = logging.getLogger(__name__)
 _LOOK_SECONDS = 1.0
 _PATIENCE = 30.0  # seconds, at the end, for the parts of the other processes
 _POLL_SECONDS = 0.05
-_CLOCK_MARK = "trireme clock"
 _BACKENDS = ("gloo:", "nccl:")
 _CATEGORIES = ("cpu_op", "user_annotation", "kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime")
 
@@ -208,7 +207,7 @@ class _Tracing:
             self._servers = _traces(session, self._connected)
             self._servers.ask("start")
         self._offset = time.time() - time.monotonic()
-        self._profiler = _Profiler() if operators else None
+        self._profiler = _start_profiler() if operators else None
         self._recorder.observer = self._saw
 
     def _saw(self, phase: str, began: float, ended: float) -> None:
@@ -239,7 +238,7 @@ class _Tracing:
         self._recorder.observer = None
         if self._servers is not None:
             self._servers.close()
-        operators = self._profiler.finish() if self._profiler is not None else ()
+        operators = () if self._profiler is None else _operators(self._profiler, self._offset)
         return WorkerPart(
             task=self._task.name,
             place=self._task.number,
@@ -283,47 +282,28 @@ def _steps(connected: ServerBackend) -> dict[int, int]:
     }
 
 
-class _Profiler:
-    """`torch.profiler`, with its times converted to `time.monotonic`."""
+def _start_profiler() -> Any:
+    import torch
+    from torch.profiler import ProfilerActivity, profile
 
-    def __init__(self) -> None:
-        import torch
-        from torch.profiler import ProfilerActivity, profile, record_function
+    activities = [ProfilerActivity.CPU]
+    if torch.cuda.is_available():
+        activities.append(ProfilerActivity.CUDA)
+    started = profile(activities=activities)
+    started.start()
+    return started
 
-        activities = [ProfilerActivity.CPU]
-        if torch.cuda.is_available():
-            activities.append(ProfilerActivity.CUDA)
-        self._profile = profile(activities=activities)
-        self._profile.start()
-        self._marks: list[tuple[float, float]] = []
-        for _ in range(5):  # events at known times
-            before = time.monotonic()
-            with record_function(_CLOCK_MARK):
-                pass
-            self._marks.append((before, time.monotonic()))
 
-    def finish(self) -> Sequence[TraceSpan]:
-        """Ends the trace and returns the operators."""
-        self._profile.stop()
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "trace.json"
-            self._profile.export_chrome_trace(str(path))
-            found = msgspec.json.decode(path.read_bytes())["traceEvents"]
-        events = [event for event in found if event.get("ph") == "X"]
-        offset = self._offset(events)
-        return [
-            _operator(event, offset)
-            for event in events
-            if event.get("cat") in _CATEGORIES and event["name"] != _CLOCK_MARK
-        ]
-
-    def _offset(self, events: Sequence[dict[str, Any]]) -> float:
-        """Returns the offset of the profiler's clock, from the mark with the shortest duration."""
-        seen = sorted(
-            float(event["ts"]) + float(event["dur"]) / 2
-            for event in events
-            if event["name"] == _CLOCK_MARK and event.get("cat") == "user_annotation"
-        )
-        pairs = list(zip(self._marks, seen, strict=False))
-        (before, after), middle = min(pairs, key=lambda pair: pair[0][1] - pair[0][0])
-        return (before + after) / 2 - 1e-6 * middle
+def _operators(profiler: Any, offset: float) -> list[TraceSpan]:
+    """Ends the trace of a profiler and returns its operators, with times of `time.monotonic`."""
+    profiler.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        trace = msgspec.json.decode(path.read_bytes())
+    base = 1e-9 * trace["baseTimeNanoseconds"] - offset
+    return [
+        _operator(event, base)
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X" and event.get("cat") in _CATEGORIES
+    ]
