@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trireme.compression.codec import BlockInt8
 from trireme.compression.packing import Packed, Packer, Residuals
 from trireme.errors import FrameError
 from trireme.ps.flat import PartBuffer
@@ -36,7 +35,7 @@ def sent(views: object) -> bytes:
 
 
 def receive(data: bytes, target: PartBuffer) -> None:
-    unpacker = Packed(BlockInt8(), target, deflates=True)
+    unpacker = Packed("int8", target, deflates=True)
     assert unpacker.fits(len(data))
     rest = memoryview(data)
     for view in unpacker.place(len(data)):
@@ -54,7 +53,7 @@ def test_deflated_or_not_the_same_numbers_arrive(seed: int, share: float) -> Non
     plain, short = buffer(values), buffer(values)
     outs = []
     for source, deflates in ((plain, False), (short, True)):
-        packer = Packer(BlockInt8(), source, deflates=deflates)
+        packer = Packer("int8", source, deflates=deflates)
         packer.pack()
         outs.append(sent(packer.views))
     assert len(outs[1]) <= len(outs[0])
@@ -65,7 +64,7 @@ def test_deflated_or_not_the_same_numbers_arrive(seed: int, share: float) -> Non
 
 
 def test_what_deflating_would_make_longer_goes_as_it_is() -> None:
-    packed = Packed(BlockInt8(), buffer(), deflates=True)
+    packed = Packed("int8", buffer(), deflates=True)
     packed.seal()
     assert sum(view.nbytes for view in packed.views) < 60, "zeros"
     for each in packed.packed:
@@ -77,7 +76,7 @@ def test_what_deflating_would_make_longer_goes_as_it_is() -> None:
 def test_what_is_sent_does_not_change_with_the_next() -> None:
     """It may be sent again after its connection broke."""
     source = buffer(torch.ones(600))
-    packer = Packer(BlockInt8(), source, deflates=True)
+    packer = Packer("int8", source, deflates=True)
     packer.pack()
     views, before = packer.views, sent(packer.views)
     source.vectors[0].zero_()
@@ -87,14 +86,14 @@ def test_what_is_sent_does_not_change_with_the_next() -> None:
 
 @pytest.mark.parametrize("deflates", [False, True])
 def test_more_bytes_than_the_packed_form_has_never_fit(deflates: bool) -> None:
-    unpacker = Packed(BlockInt8(), buffer(), deflates=deflates)
+    unpacker = Packed("int8", buffer(), deflates=deflates)
     assert unpacker.fits(unpacker.nbytes)
     assert not unpacker.fits(unpacker.nbytes + 1)
     assert unpacker.fits(unpacker.nbytes - 1) == deflates
     assert not unpacker.fits(0)
 
 
-PACKED = Packed(BlockInt8(), buffer(), deflates=True).nbytes
+PACKED = Packed("int8", buffer(), deflates=True).nbytes
 
 
 def test_what_was_deflated_whole_is_taken() -> None:
@@ -122,7 +121,7 @@ def test_what_was_lost_is_named_by_parameter_however_many_servers(servers: int) 
     generator = torch.Generator().manual_seed(3)
     layout = Layout.of(MODEL, servers=servers)
     parts = [PartBuffer(layout, server) for server in range(servers)]
-    packers = [Packer(BlockInt8(), part) for part in parts]
+    packers = [Packer("int8", part) for part in parts]
     residuals = Residuals(layout, packers)
     assert {name: tuple(t.shape) for name, t in residuals.export().items()} == {
         spec.name: spec.shape for spec in MODEL
@@ -133,7 +132,7 @@ def test_what_was_lost_is_named_by_parameter_however_many_servers(servers: int) 
     found = residuals.export()
     assert all(torch.equal(found[name], tensor) for name, tensor in named.items())
     other = Layout.of(MODEL, servers=2)
-    others = [Packer(BlockInt8(), PartBuffer(other, server)) for server in range(2)]
+    others = [Packer("int8", PartBuffer(other, server)) for server in range(2)]
     Residuals(other, others).restore(found)
     again = Residuals(other, others).export()
     assert all(torch.equal(again[name], tensor) for name, tensor in named.items())
@@ -145,7 +144,7 @@ def test_what_was_lost_of_absent_parameters_waits_at_every_server() -> None:
     layout = Layout.of(MODEL, servers=3)
     (vector, start, stop), *_ = layout.ranges((len(MODEL) - 1,), 2)
     part = PartBuffer(layout, 2)
-    packer = Packer(BlockInt8(), part)
+    packer = Packer("int8", part)
     at, begin = part.place(vector)
     assert begin > 0, "the part of the last server begins later"
     packer.residuals[at].fill_(0.25)
@@ -156,7 +155,7 @@ def test_what_was_lost_of_absent_parameters_waits_at_every_server() -> None:
 def test_what_was_lost_of_absent_parameters_waits() -> None:
     gradients = buffer(torch.linspace(-1.0, 1.0, 600))
     gradients.vectors[1].fill_(0.3)
-    packer = Packer(BlockInt8(), gradients)
+    packer = Packer("int8", gradients)
     packer.pack()
     lost = [residual.clone() for residual in packer.residuals]
     assert lost[0][:600].any()

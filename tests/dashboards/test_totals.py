@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from trireme.dashboards.totals import server_totals
+from trireme.dashboards.totals import server_rows
+from trireme.monitor.numbers import size
 from trireme.monitor.records import Begin, Record, Start
 
 
@@ -30,11 +31,10 @@ STARTS = [
 
 
 def test_the_starts_of_a_server_are_added() -> None:
-    first, second = server_totals(STARTS)
-    assert (first.name, first.starts, first.held) == ("ps:0", 2, "(0, 1)")
-    assert (first.entries, first.nbytes, first.memory, first.takeovers) == (14, 1400.0, 5.0, 0)
-    assert (second.held, second.entries, second.takeovers) == ("0, 1 50%", 7, 1)
+    first, second = server_rows(STARTS)
+    assert first == ("ps:0", "here", "(0, 1)", "2", "0", "14", size(1400.0), size(5.0))
+    assert second == ("ps:1", "here", "0, 1 50%", "1", "1", "7", size(0.0), size(0.0))
 
 
 def test_a_run_without_servers_has_none() -> None:
-    assert server_totals(STARTS[3:]) == []
+    assert not list(server_rows(STARTS[3:]))

@@ -166,7 +166,6 @@ def start(
 
 
 def _check_remote(run_dir: str) -> None:
-    """Checks that a run directory that is a URL can be opened, before anything starts."""
     where = location(run_dir)
     if isinstance(where, RemotePath) and not open_store(where)[0].shared:
         raise ConfigurationError(

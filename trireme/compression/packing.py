@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from trireme.compression.codec import Codec, ErrorFeedback, deflated, inflated
+from trireme.compression.codec import ErrorFeedback, deflated, inflated, make_codec
 from trireme.errors import FrameError
 from trireme.ps.flat import PartBuffer, as_bytes
 from trireme.ps.layout import Layout, Range, Vector
@@ -19,16 +19,18 @@ class Packed:
     they are. The length of what was received tells which of the two it is.
     """
 
-    def __init__(self, codec: Codec, buffer: PartBuffer, *, deflates: bool = False) -> None:
+    def __init__(self, codec: str, buffer: PartBuffer, deflates: bool = False) -> None:
+        made = make_codec(codec)
+        assert made is not None  # else nobody asks
+        self._codec = made
         # the buffer's vectors that are not empty
         self.vectors = tuple(vector for vector in buffer.vectors if vector.numel())
         # the packed form of each of them
         self.packed = tuple(
-            torch.zeros(codec.nbytes(vector.numel()), dtype=torch.uint8) for vector in self.vectors
+            torch.zeros(made.nbytes(vector.numel()), dtype=torch.uint8) for vector in self.vectors
         )
         # the size of the packed form in bytes
         self.nbytes = sum(packed.numel() for packed in self.packed)
-        self._codec = codec
         self._deflates = deflates
         self._whole = tuple(as_bytes(packed) for packed in self.packed)
         self.views: Sequence[memoryview] = self._whole  # the memory to send, or to receive into
@@ -66,10 +68,10 @@ class Packed:
 class Packer(Packed):
     """Packs one worker's gradients for one server."""
 
-    def __init__(self, codec: Codec, gradients: PartBuffer, *, deflates: bool = False) -> None:
-        super().__init__(codec, gradients, deflates=deflates)
+    def __init__(self, codec: str, gradients: PartBuffer, deflates: bool = False) -> None:
+        super().__init__(codec, gradients, deflates)
         self._gradients = gradients
-        self._feedback = [ErrorFeedback(codec, v.numel()) for v in self.vectors]
+        self._feedback = [ErrorFeedback(self._codec, v.numel()) for v in self.vectors]
         # what packing has lost so far, for each vector that is not empty
         self.residuals = tuple(feedback.residual for feedback in self._feedback)
 

@@ -1,7 +1,4 @@
-"""Writes the chief's summaries for TensorBoard, as event files under `RUN_DIR/tensorboard/`.
-
-Each run (`train`, `validation`, others by name) has a directory of its own, so that TensorBoard
-shows it as a separate curve under the same name.
+"""Writes the chief's summaries for TensorBoard, as event files under `RUN_DIR/tensorboard/RUN/`.
 
 Monitoring must not end a job: if writing fails, a warning is logged and training continues.
 """
@@ -45,11 +42,8 @@ class TensorBoard:
     CPU and encodes them. What reads objects that the caller continues to use, such as figures, is
     written by `write_now`.
 
-    Args:
-        directory: the parent of the runs' directories.
-        first_step: the first global step that this process may log. Earlier processes' events of
-            this step and later ones are hidden: a run that is resumed at step N passes N + 1, a new
-            run 0.
+    `first_step` is the first global step that this process may log: events that earlier processes
+    have written of it, or of later steps, are hidden.
     """
 
     def __init__(self, directory: str | Path, first_step: int = 0) -> None:

@@ -81,8 +81,8 @@ class Capture:
 
     def write_images(self, writer: SummaryWriter, step: int) -> None:
         """Writes inputs and first-layer filters."""
-        shown = {} if self.inputs is None else {"images/inputs": as_images(self.inputs)}
-        pictures = {tag: None if i is None else grid(i) for tag, i in shown.items()}
+        images = None if self.inputs is None else as_images(self.inputs)
+        pictures = {"images/inputs": None if images is None else grid(images)}
         if self.first is not None:
             pictures[f"{self.first[0]}/filters"] = filters(self.first[1])
         for tag, picture in pictures.items():

@@ -40,10 +40,8 @@ def add_graph(
 ) -> None:
     """Writes the graph of the run's model, with shapes and devices: the GRAPHS dashboard.
 
-    `devices` says where modules are placed, such as `worker:1` or `worker:0/cuda:1`, by the paths
-    of modules with dots: a node is where the innermost of its modules in this mapping is; "" is the
-    model. Nodes of other modules are where they were traced. TensorBoard colours the graph by these
-    devices.
+    `devices` says where modules are placed, such as `worker:0/cuda:1`, by their names in the model,
+    of which "" is the whole: a node is where the innermost of its modules is placed, or was traced.
     """
     placed = (_placed(node, devices) for node in graph) if devices else graph
     nodes, versions = [_definition(node) for node in placed], VersionDef(producer=_PRODUCER)

@@ -1,10 +1,5 @@
 """Traces one forward pass: the operations of each module, and their outputs.
 
-    tracer = ForwardTracer(model)
-    with tracer:
-        outputs = model(inputs)
-    graph = tracer.graph
-
 It traces the real pass: nothing is computed twice, and no value changes.
 """
 

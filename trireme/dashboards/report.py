@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from trireme.dashboards.charts import line_chart, stacked_bars, template
 from trireme.dashboards.totals import (
     Curves,
-    ServerTotals,
     WorkerTotals,
     paces,
-    server_totals,
+    server_rows,
     slowest,
     worker_totals,
 )
@@ -69,7 +68,7 @@ def page(material: ReportData) -> str:
         curves=list(_curves(material.curves)),
         times=list(_times(material.starts, workers)),
         workers=list(_rows(workers)),
-        servers=list(_server_rows(server_totals(material.starts))),
+        servers=list(server_rows(material.starts)),
         events=[] if record is None else [(_duration(at), text) for at, text in record.events],
         chosen=[row for row in options if row[2] != "default"],
         defaults=[row for row in options if row[2] == "default"],
@@ -151,18 +150,6 @@ def _rows(workers: Sequence[WorkerTotals]) -> Iterator[tuple[str, ...]]:
             *map(number, counts),
             f"{worker.own:.3g}",
             size(worker.memory),
-        )
-
-
-def _server_rows(servers: Sequence[ServerTotals]) -> Iterator[tuple[str, ...]]:
-    for server in servers:
-        yield (
-            server.name,
-            server.host,
-            server.held,
-            *map(number, (server.starts, server.takeovers, server.entries)),
-            size(server.nbytes),
-            size(server.memory),
         )
 
 

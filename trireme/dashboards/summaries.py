@@ -1,8 +1,6 @@
 """The dashboards of TensorBoard in one line: `hooks=[trireme.Summaries(every=100)]`.
 
-The chief records one step in `every`: distributions of weights, gradients and activations, images,
-and the model's graph. Other steps cost nothing: the hooks on the model are installed only for
-recorded steps. The training thread copies values; another thread encodes and writes them.
+Only recorded steps have hooks on the model: other steps cost nothing.
 """
 
 from __future__ import annotations

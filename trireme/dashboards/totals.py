@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trireme.monitor.numbers import number_of
+from trireme.monitor.numbers import number, number_of, size
 from trireme.monitor.records import Record, Start
 from trireme.screen.job_state import PHASES
 from trireme.screen.render import held
@@ -121,38 +121,24 @@ def _pace_points(records: Iterable[Record]) -> Iterator[tuple[float, float]]:
         before = record.time
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTotals:
-    """The totals of one server over all its starts."""
+def server_rows(starts: Sequence[Start]) -> Iterator[tuple[str, ...]]:
+    """Yields the totals of each server with records, as text.
 
-    name: str
-    host: str
-    starts: int
-    held: str
-    takeovers: int
-    entries: int
-    nbytes: float
-    memory: float
-
-
-def server_totals(starts: Sequence[Start]) -> list[ServerTotals]:
-    """Returns the totals of each server with records."""
-    return [_server_totals(*each) for each in _by_name("ps", starts).items()]
-
-
-def _server_totals(name: str, starts: Sequence[Start]) -> ServerTotals:
-    last = [start.records[-1].status for start in starts]
-    memory = (number_of(each.status, "memory_bytes") for start in starts for each in start.records)
-    return ServerTotals(
-        name=name,
-        host=starts[-1].begin.host,
-        starts=len(starts),
-        held=held(last[-1]),
-        takeovers=int(sum(number_of(status, "takeovers") for status in last)),
-        entries=int(sum(number_of(status, "log_entries") for status in last)),
-        nbytes=sum(number_of(status, "log_bytes") for status in last),
-        memory=max(memory),
-    )
+    They are its name, host, shards, starts, takeovers, entries of logs with their size, and memory.
+    """
+    for name, own in _by_name("ps", starts).items():
+        last = [start.records[-1].status for start in own]
+        counted = ("takeovers", "log_entries", "log_bytes")
+        takeovers, entries, nbytes = (sum(number_of(s, each) for s in last) for each in counted)
+        everything = [record.status for start in own for record in start.records]
+        yield (
+            name,
+            own[-1].begin.host,
+            held(last[-1]),
+            *map(number, (len(own), int(takeovers), int(entries))),
+            size(nbytes),
+            size(max(number_of(status, "memory_bytes") for status in everything)),
+        )
 
 
 def _by_name(role: str, starts: Sequence[Start]) -> dict[str, list[Start]]:

@@ -16,7 +16,6 @@ class IntervalSet:
     __slots__ = ("_bounds",)
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
-        """Holds the union of `ranges`, which may overlap and come in any order."""
         # The start and the stop of each range in turn: a number with an odd number of bounds up to
         # it is in the set.
         self._bounds = list(chain.from_iterable(joined(ranges)))

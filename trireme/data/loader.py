@@ -255,7 +255,6 @@ class Loader(SpanLoader):
         return None if span is None else self._drawn(*span)
 
     def _drawn(self, start: int, stop: int) -> list[Drawn]:
-        """Returns the examples at some positions, each with its own."""
         indices = self.order.indices(start, stop).tolist()
         if self.order.batched:  # they have one position, that of a batch
             start *= _MOST_IN_BATCH

@@ -11,17 +11,11 @@ from trireme.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """The tasks of a job and their addresses.
-
-    Attributes:
-        ps, worker: the addresses as `host:port`, by index. Workers do not listen, so that only
-            their number matters.
-        coordinator: the coordinator's address; None where `ps:0` hosts it on its own port.
-    """
+    """The tasks of a job and their addresses, as `host:port`."""
 
     ps: tuple[str, ...]
-    worker: tuple[str, ...]
-    coordinator: str | None = None
+    worker: tuple[str, ...]  # workers do not listen: only their number matters
+    coordinator: str | None = None  # None where `ps:0` hosts it on its own port
 
     def __post_init__(self) -> None:
         if not self.worker:

@@ -17,18 +17,12 @@ from trireme.launch.config.task_config import TaskConfig, fresh_job
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A process that another launcher started.
+    """A process that another launcher started."""
 
-    Attributes:
-        by: the name of the launcher, for messages.
-        task: one of a group that holds a model, without the job's options; or a task of a cluster
-            with servers.
-        options: the options of the job that the launcher gave, by their fields.
-    """
-
-    by: str
+    by: str  # the launcher's name, for messages
+    # one of a group that holds a model, without options; or a task of a cluster with servers
     task: TaskConfig | ClusterTask
-    options: Mapping[str, str | None] = field(default_factory=dict)
+    options: Mapping[str, str | None] = field(default_factory=dict)  # that the launcher gave
 
 
 def task_of(launched: Launched, environ: Mapping[str, str], directory: Path | None) -> TaskConfig:

@@ -22,11 +22,7 @@ _VERSION = b"4\n"
 
 
 class FileJournal:
-    """The journal of one job's coordinator, which only one process can have open.
-
-    Attributes:
-        state: the state that was written last; None where there is no file yet.
-    """
+    """The journal of one job's coordinator, which only one process can have open."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -42,7 +38,7 @@ class FileJournal:
                 f"another process has the coordinator's journal {path} open: the job has a "
                 "coordinator already; end that one first"
             )
-        try:
+        try:  # the state that was written last; None where there is no file yet
             self.state = None if content is None else self._decoded(content)
         except ConfigurationError:
             self._lock.close()

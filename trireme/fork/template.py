@@ -52,30 +52,19 @@ _ENVIRONMENT = re.compile(r"\b(?:environb?|putenv|unsetenv)\b")
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """Asks the template for a task, in a line of JSON.
+    """Asks the template for a task, in a line of JSON."""
 
-    Attributes:
-        arguments: the task's command line, from its interpreter on.
-        environ: the variables in which it differs from the template.
-        descriptors: what each of the descriptors is for that come with the request: `OUTPUT`,
-            `ERROR`, or a name of `TaskConfig.descriptors`.
-    """
-
-    arguments: tuple[str, ...]
-    environ: dict[str, str]
+    arguments: tuple[str, ...]  # its command line, from its interpreter on
+    environ: dict[str, str]  # the variables in which it differs from the template
+    # what the descriptors with the request are: `OUTPUT`, `ERROR`, one of `TaskConfig.descriptors`
     descriptors: tuple[str, ...]
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the template answers, in a line of JSON; without a word: it has imported everything.
+    """What the template answers, in a line of JSON; an empty one: it has imported everything."""
 
-    Attributes:
-        pid: the process id of a task that now runs, as a child of the launcher.
-        refusal: why it cannot fork tasks, in words that go on after "because".
-    """
-
-    pid: int = 0
-    refusal: str = ""
+    pid: int = 0  # of a task that now runs, as a child of the launcher
+    refusal: str = ""  # why it cannot fork tasks, in words that go on after "because"
 
 
 def open_template(
@@ -129,27 +118,17 @@ class TaskTemplate:
 
     Use it from one thread only, which must be the launcher's main thread: the kernel ties the life
     of the template to it.
-
-    Args:
-        environ: the environment of every task, but for what tells each what it is.
-        path: the directory in which the user's program finds its modules first.
-        directory: the directory to start tasks in; None for this process's own.
-        say: called with a line for the user when tasks cannot be forked, or no longer.
-
-    Attributes:
-        pid: the id of its process.
-        ready: whether tasks can be forked now.
-        gone: whether tasks cannot be forked any more.
     """
 
     def __init__(
         self,
-        environ: Mapping[str, str],
-        path: Path,
-        directory: Path | None,
+        environ: Mapping[str, str],  # of every task, but for what tells each what it is
+        path: Path,  # where the user's program finds its modules first
+        directory: Path | None,  # to start tasks in; None for this process's own
         say: Callable[[str], object],
     ) -> None:
-        self.ready = self.gone = False
+        self.ready = False  # whether tasks can be forked now
+        self.gone = False  # whether they cannot be forked any more
         self._say = say
         self._late_at = time.monotonic() + READY_SECONDS
         self._received = b""

@@ -56,23 +56,15 @@ class LaunchedJob:
     It ends with this program: when this process ends, however it does, the job is stopped as
     Ctrl-C stops it. As a context manager it stops the job at the end of the block, unless it has
     ended. Any thread may call its methods.
-
-    Args:
-        launcher: the process of the job's launcher; its standard input takes requests to stop.
-        reports: the pipe of the launcher's reports.
-        errors: the file that takes what the launcher prints on standard error.
-        console: takes the lines of the job; None where they are not shown.
-        returned: the file for what the chief returns; None for a program.
-        id_: the job's id.
     """
 
     def __init__(
         self,
-        launcher: subprocess.Popen[bytes],
+        launcher: subprocess.Popen[bytes],  # its standard input takes requests to stop
         reports: IO[bytes],
-        errors: IO[bytes],
-        console: Console | None,
-        returned: IO[bytes] | None,
+        errors: IO[bytes],  # what the launcher prints on standard error
+        console: Console | None,  # takes the lines of the job; None where they are not shown
+        returned: IO[bytes] | None,  # for what the chief returns; None for a program
         id_: str,
     ) -> None:
         self._launcher = launcher

@@ -332,7 +332,6 @@ class Launcher:
         self._carry_out(self._supervision.tick(now))
 
     def _find_named(self) -> None:
-        """Links to this job in the directory that the program has named, once it has named one."""
         if self._named is None and self._job.task.config.output.run_dir is None:
             self._named = link_named(self._directory.path)
 

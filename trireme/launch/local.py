@@ -106,7 +106,6 @@ class HostEngine:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Kills every task that lives, even if the launcher itself failed."""
         for process in self._processes.values():
             process.send_signal(signal.SIGKILL)
         if self._template is not None:

@@ -463,7 +463,6 @@ class Supervision:
 
     @property
     def _left(self) -> int:
-        """How many workers ended by themselves, finished or interrupted."""
         return sum(task.finished and not task.dismissed for task in self._tasks.values())
 
     @property

@@ -18,7 +18,6 @@ class Failure:
     reason: ExitReason
 
     def __str__(self) -> str:
-        """Returns what happened, such as `worker:1 was killed by SIGKILL`."""
         if self.reason.kind == "silent":
             return f"{self.name} {self.reason.summary}"
         verb = "left:" if self.reason.kind == "left" else "was" if self.reason.sudden else "failed:"

@@ -27,8 +27,8 @@ from trireme.cluster.spec import task_name
 
 _log = logging.getLogger(__name__)
 
-
 Source = Callable[[], Mapping[str, float] | ClusterStatus]
+"""Returns numbers by name, or the job's status; `pushes/stale` is of the family `pushes`."""
 
 _LABELS = {
     **{"checkpoints": "outcome", "phase_seconds": "phase", "pushes": "verdict", "shards": "role"},
@@ -64,14 +64,9 @@ class Exposition:
 
 
 def expose(sources: Sequence[Source], task: str, host: str, port: int) -> Exposition | None:
-    """Serves metrics; returns None, with a warning, if that fails.
+    """Serves the metrics of a task; returns None, with a warning, if that fails.
 
-    Args:
-        sources: functions that return numbers by name, or the status of the job. They are called in
-            the thread of the HTTP server. A name such as `pushes/stale` is of the family `pushes`.
-        task: the task's name, the label `task` of each metric.
-        host: the address to listen on.
-        port: 0 lets the system choose.
+    The sources are called in the thread of the HTTP server. Port 0 lets the system choose one.
     """
     registry = CollectorRegistry()
     for source in sources:

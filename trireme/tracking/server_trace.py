@@ -125,11 +125,7 @@ class ServerTraces:
                 _log.warning("the trace lacks ps:%d: %s", index, error)
 
     def ask(self, action: Action) -> Mapping[int, tuple[float, tuple[Note, ...]]]:
-        """Begins or ends the trace of each server, or reads its notes.
-
-        Returns:
-            By server: what to add to the times of its notes for its time of day, and the notes.
-        """
+        """Returns of each server what to add to its times for its time of day, and its notes."""
         traces = {}
         for index, connection in [*self._connections.items()]:
             try:

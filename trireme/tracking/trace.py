@@ -1,9 +1,5 @@
 """The timeline of a whole job in Chrome's trace-event format, for viewers such as Perfetto.
 
-Each worker shares its part, with times on its own clock and the offset to the common clock. `merge`
-combines the parts with the servers' notes, and draws an arrow from each push to the step of each
-server that contains it.
-
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 

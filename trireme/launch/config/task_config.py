@@ -78,7 +78,6 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     other tasks do not."""
 
     def __repr__(self) -> str:
-        """Shows everything but the secret and the key."""
         values = msgspec.structs.asdict(self)
         values |= {name: "..." for name in ("secret", "certificates") if values[name]}
         return f"TaskConfig({', '.join(f'{name}={value!r}' for name, value in values.items())})"

@@ -1,6 +1,5 @@
 """Starts the tasks of a job on the nodes of a Ray cluster, and returns when all have ended.
 
-A Ray actor beside each task, its agent, starts the task as a process and passes on its output.
 Agents end with this launcher, and tasks end with their agents, so that nothing is left behind.
 """
 
