@@ -30,14 +30,14 @@ def nodes(watch: ForwardTracer) -> dict[str, Node]:
 
 def test_operations_by_module_with_what_they_take_and_make() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
-    with ForwardTracer(model, task="/job:worker/task:1") as watch:
+    with ForwardTracer(model, task="worker:1") as watch:
         model(torch.rand(5, 3))
     found = nodes(watch)
     assert list(found) == ["input", "0/weight", "0/t", "0/bias", "0/addmm", "1/relu", "result"]
     product = found["0/addmm"]
     assert product.kind == "aten.addmm.default"
     assert product.sources == ("0/bias", "input", "0/t")
-    assert product.device == "/job:worker/task:1/device:CPU:0"
+    assert product.place == "worker:1/cpu"
     (output,) = product.outputs
     assert (output.shape, output.dtype) == ((5, 2), "torch.float32")
     assert found["0/weight"].kind == "Parameter"
@@ -74,7 +74,7 @@ def test_the_graph_has_the_device_of_the_innermost_placed_module(tmp_path: Path)
     }
     assert {devices[name] for name in ("block/1/relu", "block_1/1/relu")} == {second}
     assert devices["block/0/weight"] == first
-    assert devices["mul"] == watch.graph[0].device  # in no placed module
+    assert devices["mul"] == device_name(watch.graph[0].place)  # in no placed module
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ class TensorBoard:
             if run not in self._writers:
                 directory = self._directory / run
                 purge_step = self._first_step if directory.is_dir() else None
-                self._writers[run] = RunWriter(str(directory), purge_step)
+                self._writers[run] = RunWriter(str(directory), purge_step=purge_step)
             return self._writers[run]
 
     def _each_writer(self, act: Callable[[Any], object]) -> None:

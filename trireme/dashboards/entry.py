@@ -15,10 +15,8 @@ def _report() -> Parser:
         "Writes a report on the run in the run directory RUN, as one self-contained page of HTML: "
         "curves, the time of each phase, configuration, checkpoints, why the run failed.",
     )
-    parser.add_argument("run", metavar="RUN", help="a run directory")
-    parser.add_argument(
-        "--output", metavar="FILE", help="the file to write (default RUN/report.html)"
-    )
+    parser.add("RUN", "a run directory")
+    parser.add("--output FILE", "the file to write (default RUN/report.html)")
     return parser
 
 

@@ -46,7 +46,8 @@ def add_graph(
     placed = (_placed(node, devices) for node in graph) if devices else graph
     nodes, versions = [_definition(node) for node in placed], VersionDef(producer=_PRODUCER)
     definition = GraphDef(node=nodes, versions=versions)
-    _file(writer).add_event(Event(graph_def=definition.SerializeToString()))
+    untyped: Any = writer
+    untyped._get_file_writer().add_event(Event(graph_def=definition.SerializeToString()))
 
 
 def add_distribution(
@@ -74,20 +75,15 @@ def add_distribution(
         writer.add_scalar(f"{name}/{moment}", value, step, walltime=walltime)
 
 
-def _file(writer: SummaryWriter) -> Any:
-    untyped: Any = writer
-    return untyped._get_file_writer()
-
-
 def _placed(node: Node, devices: Mapping[str, str]) -> Node:
-    """Returns a node on the device of the innermost module that has one."""
+    """Returns a node at the place of the innermost module that has one."""
     path = node.name.split("/")[:-1]
     for length in range(len(path), -1, -1):
         # A module that is called again has a number behind its name.
         spellings = [dict.fromkeys([name, _CALL.sub("", name)]) for name in path[:length]]
         for names in product(*spellings):
             if (scope := ".".join(names)) in devices:
-                return replace(node, device=device_name(devices[scope]))
+                return replace(node, place=devices[scope])
     return node
 
 
@@ -101,7 +97,8 @@ def device_name(place: str) -> str:
 
 
 def _definition(node: Node) -> NodeDef:
-    definition = NodeDef(name=node.name, op=node.kind, device=node.device, input=node.sources)
+    device = device_name(node.place)
+    definition = NodeDef(name=node.name, op=node.kind, device=device, input=node.sources)
     if node.outputs:
         shapes = AttrValue.ListValue(shape=[_shape(output) for output in node.outputs])
         definition.attr["_output_shapes"].list.CopyFrom(shapes)
@@ -151,9 +148,6 @@ class RunWriter(SummaryWriter):
     TensorBoard's own writer has a thread for each file, which ends with a traceback on standard
     error when the disk is full.
     """
-
-    def __init__(self, directory: str, purge_step: int | None = None) -> None:
-        super().__init__(directory, purge_step=purge_step)
 
     def _get_file_writer(self) -> Any:
         untyped: Any = self

@@ -36,7 +36,7 @@ class Node:
 
     name: str  # unique, with scopes separated by `/`
     kind: str  # the operation, or `Parameter`, `Input` and the like
-    device: str  # the device, in TensorFlow's spelling
+    place: str  # the task and the device, such as `worker:0/cuda:1`
     sources: tuple[str, ...] = ()  # the names of the nodes whose outputs it uses
     outputs: tuple[Output, ...] = ()
 
@@ -53,7 +53,7 @@ class ForwardTracer:
     """
 
     def __init__(
-        self, model: nn.Module, observe: Observer | None = None, task: str = "/job:worker/task:0"
+        self, model: nn.Module, observe: Observer | None = None, task: str = "worker:0"
     ) -> None:
         self._model = model
         self._observe = observe
@@ -239,6 +239,4 @@ class _DispatchTracer(TorchDispatchMode):
         return f"{scope}/{name}" if scope else name
 
     def _where(self, tensor: torch.Tensor | None) -> str:
-        device = torch.device("cpu") if tensor is None else tensor.device
-        kind = "GPU" if device.type == "cuda" else device.type.upper()
-        return f"{self._task}/device:{kind}:{device.index or 0}"
+        return f"{self._task}/{'cpu' if tensor is None else tensor.device}"

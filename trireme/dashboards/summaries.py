@@ -119,8 +119,7 @@ class Summaries(Hook):
         if session.holds_whole_model:
             observed = {"distributions", "images"}
             observe = None if self._kinds.isdisjoint(observed) else capture.observe
-            task = f"/job:worker/task:{session.task.index}"
-            self._watch = ForwardTracer(session.model, observe, task)
+            self._watch = ForwardTracer(session.model, observe, f"worker:{session.task.index}")
             self._watch.__enter__()
 
     def _end(self, session: Session, capture: Capture, result: StepResult) -> None:

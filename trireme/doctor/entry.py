@@ -14,13 +14,11 @@ def _doctor() -> Parser:
         "a problem. WHERE is a task as host:port, or the run directory of a running job: each task "
         "there has to be reachable. Exit status 1 if there is a problem, else 0.",
     )
-    parser.add_argument("where", metavar="WHERE", nargs="*", help="host:port, or a run directory")
-    parser.add_argument(
-        "--run-dir", metavar="DIR", help="check the disk and the lock of a run directory"
-    )
+    parser.add("WHERE", "host:port, or a run directory", nargs="*")
+    parser.add("--run-dir DIR", "check the disk and the lock of a run directory")
     text = "check that a task can listen at port N; may be repeated"
-    parser.add_argument("--port", metavar="N", action="append", default=[], help=text)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add("--port N", text, action="append", default=[])
+    parser.add("--json", "print JSON", action="store_true")
     return parser
 
 

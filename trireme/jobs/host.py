@@ -105,7 +105,7 @@ def _progress(run: Path) -> Progress:
         return _recorded(run)
     status = query(record, timeout=1.0)
     statuses = {
-        task.name: {**task.status, "state": task.status.get("state", "live")}
+        task.name: {"state": "live", **task.status}
         if task.state == "live"
         else {**task.status, "state": task.state}
         for task in status.tasks

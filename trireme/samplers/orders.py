@@ -185,7 +185,6 @@ class BatchSamplerOrder(SamplerOrder):
         self._batches: dict[int, list[list[int]]] = {}
 
     def content(self) -> tuple[Any, ...]:
-        """Returns what the order follows from, as far as can be seen: its first epoch."""
         return "batches", self._of(0)
 
     def indices(self, start: int, stop: int) -> torch.Tensor:
