@@ -22,15 +22,11 @@ class Parser(argparse.ArgumentParser):
     """The parser of one command. It raises `UsageError`, and finds where the program begins.
 
     An option may be written with underscores instead of dashes, as in classic programs.
-
-    Attributes:
-        arguments: the arguments of the command, in the order of the help.
-        module: the word that begins a program which is a module; "" where there is none.
     """
 
     def __init__(self, command: str, usage: str, description: str) -> None:
-        self.arguments: list[argparse.Action] = []
-        self.module = ""
+        self.arguments: list[argparse.Action] = []  # in the order of the help
+        self.module = ""  # the word that begins a program which is a module, where there is one
         super().__init__(
             prog=f"trireme {command}",
             usage=f"trireme {command} {usage}",

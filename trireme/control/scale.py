@@ -18,7 +18,7 @@ from trireme.launch.config.task_config import BY_HAND
 from trireme.launch.environment import secret_by_hand
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import local_directory
-from trireme.printable import printable
+from trireme.printable import counted, printable
 
 if TYPE_CHECKING:
     from trireme.cluster.member import Observer
@@ -88,10 +88,7 @@ def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
 
 
 def _numbers(job: Scaled | ClusterStatus) -> str:
-    return (
-        f"{job.servers} {'server' if job.servers == 1 else 'servers'} and "
-        f"{job.workers} {'worker' if job.workers == 1 else 'workers'}"
-    )
+    return f"{counted(job.servers, 'server')} and {counted(job.workers, 'worker')}"
 
 
 def _wait(

@@ -29,24 +29,17 @@ class Order:
     Positions count 0, 1, 2, ... without end. Position p belongs to epoch p // size, and each epoch
     holds every example once, in an order of its own. So every batch, a range of positions, is
     full; one that crosses the end of an epoch takes the rest from the next.
-
-    Attributes:
-        size: the number of examples in the data set.
-        seed: the seed of the shuffles.
-        shuffle: whether epochs are shuffled; otherwise each runs from 0 to size - 1.
-        examples: the number of examples that the data set must have; None for any.
-        batched: whether each position is a batch of examples.
     """
 
-    examples: int | None
-    batched = False
+    examples: int | None  # that the data set must have; None for any number
+    batched = False  # whether each position is a batch of examples
 
     def __init__(self, size: int, seed: int = 0, shuffle: bool = True) -> None:
         if size < 1:
             raise ValueError(f"an epoch has {size} examples: there must be at least one")
         self.size = self.examples = size
         self.seed = seed
-        self.shuffle = shuffle
+        self.shuffle = shuffle  # else each epoch runs from 0 to size - 1
         # The last two are kept: a batch may cross their border, and spans that a lost worker gave
         # back may belong to the epoch before.
         self._epoch = lru_cache(maxsize=2)(self._build)

@@ -68,11 +68,7 @@ def run_local(
 
 
 class HostEngine:
-    """An `Engine` whose tasks are processes of this host. Use it as a context manager.
-
-    Attributes:
-        process_groups: `host:port` at which each process group meets whose rank 0 was started here.
-    """
+    """An `Engine` whose tasks are processes of this host. Use it as a context manager."""
 
     def __init__(
         self,
@@ -85,6 +81,7 @@ class HostEngine:
     ) -> None:
         self.pids: dict[str, int] = {}
         self.nodes: dict[str, str] = {}
+        # `host:port` at which each process group meets whose rank 0 was started here
         self.process_groups: dict[int, str] = {}
         self.own_host = LOOPBACK
         self._selector = selectors.DefaultSelector()

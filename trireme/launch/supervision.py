@@ -31,16 +31,11 @@ from trireme.printable import counted
 
 
 class Supervision:
-    """The tasks of one job, from the first start to the last end: events in, actions out.
-
-    Attributes:
-        phase: how far the job is.
-        verdict: how it will end, as far as that is known.
-    """
+    """The tasks of one job, from the first start to the last end: events in, actions out."""
 
     def __init__(self, limits: SupervisionLimits) -> None:
         self.phase = Phase.STARTING
-        self.verdict = Verdict()
+        self.verdict = Verdict()  # how the job will end, as far as that is known
         self._limits = limits
         self._tasks: dict[str, SupervisedTask] = {}
         self._phase_deadline: float | None = None

@@ -55,13 +55,8 @@ class Start:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a task for its launcher, and returns its exit status.
-
-    Args:
-        arguments: the task's name, which lists of processes show; the id of the launcher's process;
-            the program. All else is in the environment.
-    """
-    _, parent, *program = arguments
+    """Runs a task for its launcher, and returns its exit status."""
+    _, parent, *program = arguments  # first its name, for lists of processes
     keep_freed_memory(os.environ)
     end_with_parent(int(parent))
     task = detect(os.environ)
