@@ -72,8 +72,8 @@ CURVES = {
 }
 
 CHECKPOINTS = (
-    CheckpointRow("step-000001000", "2026-01-01", 5 * 2**20),
-    CheckpointRow("step-000002000", "", 0, "a byte is not what was written"),
+    CheckpointRow("step-000001000", "2026-01-01", "5.0 MiB"),
+    CheckpointRow("step-000002000", "", "", "a byte is not what was written"),
 )
 
 

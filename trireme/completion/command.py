@@ -11,14 +11,9 @@ import shtab
 from trireme.cli.command import COMMANDS, Parser
 from trireme.cluster.spec import ROLES
 from trireme.completion.entry import COMPLETION
-from trireme.errors import UsageError
 from trireme.launch.engines import ENGINES, all_options
 
-_SHELLS = ("bash", "zsh", "fish")
-_WORDS: Mapping[tuple[str, str], Sequence[str]] = {
-    ("task", "job_name"): ROLES,
-    ("completion", "shell"): _SHELLS,
-}
+_WORDS: Mapping[tuple[str, str], Sequence[str]] = {("task", "job_name"): ROLES}
 """The words that an argument takes whose parser has no choices, by command and argument."""
 
 _KINDS: Mapping[str, object] = {
@@ -32,10 +27,7 @@ _KINDS: Mapping[str, object] = {
 
 def main(arguments: Sequence[str]) -> int:
     """Prints the script and returns 0."""
-    shell = COMPLETION.parser().read(arguments).shell
-    if shell not in _SHELLS:
-        raise UsageError(f"there is no completion for {shell}: the shells are bash, zsh and fish")
-    print(script(shell))
+    print(script(COMPLETION.parser().read(arguments).shell))
     return 0
 
 

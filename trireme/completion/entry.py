@@ -14,7 +14,7 @@ def _parser() -> Parser:
         'completion zsh)" in ~/.zshrc, after compinit; fish: trireme completion fish > '
         "~/.config/fish/completions/trireme.fish.",
     )
-    parser.add("SHELL", "bash, zsh or fish")
+    parser.add("SHELL", "bash, zsh or fish", choices=("bash", "zsh", "fish"))
     return parser
 
 

@@ -11,6 +11,7 @@ from trireme.dashboards.totals import read_curves
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.launch.run_directory import RECORD, read_record
 from trireme.location import RemotePath, local_directory, location
+from trireme.monitor.numbers import size
 from trireme.monitor.records import Start, read_starts
 from trireme.printable import printable
 
@@ -56,7 +57,7 @@ def _row(path: Path | RemotePath) -> CheckpointRow:
         known, _ = describe(path)
     except CheckpointError as error:
         return CheckpointRow(path.name, damage=str(error))
-    return CheckpointRow(path.name, known.saved_at, known.nbytes)
+    return CheckpointRow(path.name, known.saved_at, size(known.nbytes))
 
 
 def _home(path: Path, starts: Sequence[Start]) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from trireme.dashboards.charts import line_chart, stacked_bars, template
 from trireme.dashboards.totals import (
@@ -25,13 +26,12 @@ _ASIDE = (*_COUNTS, "learning_rate")
 _PHASE_COLOURS = {"data": 0, "forward+backward": 2, "push": 5, "wait": 1, "apply": 3}
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRow:
-    """A checkpoint: its directory's name, when it was saved, its bytes, its damage if any."""
+class CheckpointRow(NamedTuple):
+    """A checkpoint: its directory's name, when it was saved, its size, its damage if any."""
 
     name: str
     saved_at: str = ""
-    nbytes: int = 0
+    size: str = ""
     damage: str = ""
 
 
@@ -72,9 +72,7 @@ def page(material: ReportData) -> str:
         events=[] if record is None else [(_duration(at), text) for at, text in record.events],
         chosen=[row for row in options if row[2] != "default"],
         defaults=[row for row in options if row[2] == "default"],
-        checkpoints=[
-            (row.name, row.saved_at, size(row.nbytes), row.damage) for row in material.checkpoints
-        ],
+        checkpoints=material.checkpoints,
         damaged=any(row.damage for row in material.checkpoints),
         unsaved=list(_unsaved(material.starts)),
         about=list(about.items()),

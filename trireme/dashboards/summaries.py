@@ -68,6 +68,7 @@ class Summaries(Hook):
             )
         self._every = every
         self._kinds = frozenset(KINDS) - set(without)
+        self._copies = bool(self._kinds - {"graph"})  # whether values are shown
         self._room = threading.BoundedSemaphore(_UNWRITTEN)
         self._last: int | None = None
         self._capture: Capture | None = None
@@ -117,8 +118,7 @@ class Summaries(Hook):
         self._inputs, _ = inputs_and_targets(batch)
         capture.batch(self._inputs)
         if session.holds_whole_model:
-            observed = {"distributions", "images"}
-            observe = None if self._kinds.isdisjoint(observed) else capture.observe
+            observe = capture.observe if self._copies else None
             self._watch = ForwardTracer(session.model, observe, f"worker:{session.task.index}")
             self._watch.__enter__()
 
@@ -129,7 +129,7 @@ class Summaries(Hook):
             self._watch.remove()
             capture.graph = self._watch.graph
             self._watch = None
-        if not self._kinds.isdisjoint({"distributions", "images"}):
+        if self._copies:
             capture.parameters(session.parameters)
         if first and "graph" in self._kinds and session.worker.setup.settings.placed:
             session.graph(self._inputs)
