@@ -191,7 +191,7 @@ def test_tasks_draw_numbers_of_their_own_where_new_processes_do(ran: Ran) -> Non
     first, second = (ran.told(index) for index in TELLS)
     assert first["random"] != second["random"]
     assert first["numpy"] != second["numpy"]
-    assert first["torch"] == second["torch"]  # torch begins with the same seed everywhere
+    assert first["torch"] != second["torch"]
 
 
 def test_its_end_is_that_of_any_program(ran: Ran) -> None:

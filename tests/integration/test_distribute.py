@@ -34,6 +34,9 @@ def test_two_processes_train_one_model(
     assert ended.status == 0, ended.text
     said = dict(re.findall(r"replica (\d) of 2: ([\d.]+)", ended.text))
     assert said.keys() == {"0", "1"} and said["0"] == said["1"]
+    assert not set.intersection(
+        *(set(line.split()) for line in re.findall("draws: (.+)", ended.text))
+    )
     (saved,) = Path(shell.directory, "run/checkpoints").iterdir()
     state = json.loads((saved / "state.json").read_text())["state"]
     assert saved.name == "step-000000012-writer-1" and state["workers"] == 2
@@ -54,6 +57,7 @@ def test_a_schedule_goes_on_at_the_steps_of_its_own_loop(shell: Shell, strategy:
         made = 10 * start * (2 if strategy == "async" else 1)
         said = re.findall(r"worker:\d \| (global step \d+, rate \S+)", ended.text)
         assert said == [f"global step {made}, rate 2**-{10 * start}"] * 2, ended.text
+        assert "settings by itself" not in ended.text
 
 
 @pytest.mark.thorough

@@ -209,6 +209,9 @@ def _diverge() -> None:
     numbers = sys.modules.get("numpy.random")
     if numbers is not None:
         numbers.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.current_process().authkey = os.urandom(32)

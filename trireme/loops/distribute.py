@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias, Unpack, overload
 
+import numpy as np
 import torch
 from torch import nn
 
+from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 from trireme.launch.environment import current_task
 from trireme.launch.program_directory import name_run_dir
@@ -105,6 +108,10 @@ def distribute(
       evaluation, or saves it must run in every process, before `close`. Checkpoints have whole
       tensors.
 
+    Workers, and replicas in them, draw different random numbers from here on, such as those of
+    dropout or of a generator's input, also where the program has seeded them alike: those of the
+    first go on as they are, and those of the others follow from the seeds that the program has set.
+
     Args:
         model: the module, on its device, with the parameters that the optimizer was built from; or
             several modules, in a list, or by name in a dict. The parameters of named modules are
@@ -152,6 +159,7 @@ def distribute(
     setup = assemble(settings, lambda: module, optimizer, in_place=True, device=device)
     end_if_dry_run(setup)
     job = Job(setup, own_loop=True)
+    _draw_apart(setup.replica)
     if setup.process_group is not None and setup.process_group.mesh.tp > 1:
         _share_random_state(setup.process_group)
     loop = LoopJob(job, module)
@@ -177,6 +185,13 @@ def _module_of(model: Models) -> nn.Module:
             f"the model is {type(model).__name__}: give a module, or several in a list or a dict"
         )
     return nn.ModuleDict(dict(named)) if named else nn.ModuleList(several)
+
+
+def _draw_apart(replica: int) -> None:
+    if replica:
+        torch.manual_seed(derive(torch.initial_seed(), replica))
+        random.seed(derive(random.getrandbits(63), replica))
+        np.random.seed(derive(int(np.random.randint(1 << 31)), replica) % (1 << 32))
 
 
 def _share_random_state(process_group: ProcessGroup) -> None:

@@ -87,6 +87,7 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         Under asynchronous strategies it is the global step divided by the number of workers; with
         several optimizers, which step in turn, by their number too.
         """
+        self.worker.hyper.counted = True
         steps = self.worker.setup.settings.steps_of_a_loop(self.global_step)
         return steps // len(self._loop.parameters)
 

@@ -1,9 +1,11 @@
-"""A loop of its own over random numbers, from first values that differ in every process."""
+"""A loop of its own over random numbers, from other first values in each process, and one seed."""
 
 from __future__ import annotations
 
 import argparse
+import random
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,9 +18,13 @@ def main() -> None:
     parser.add_argument("--close", action="store_true", help="leave the job at the end")
     options = parser.parse_args()
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    torch.manual_seed(1)
+    random.seed(2)
+    np.random.seed(3)
     optimizer = trireme.distribute(
         model, torch.optim.Adam(model.parameters(), lr=0.01), max_steps=options.max_steps
     )
+    print("draws:", torch.rand(1).item(), random.random(), np.random.rand(), flush=True)
     generator = torch.Generator().manual_seed(optimizer.replica)
     while not optimizer.should_stop():
         inputs = torch.randn(16, 8, generator=generator)

@@ -28,6 +28,7 @@ class Hyperparameters:
         self._settings = settings = setup.settings
         self._progress = progress
         self._warned = False
+        self.counted = False  # whether the program sets them by the job's steps
         # Otherwise the servers do not run the user's optimizer.
         self._sends = settings.task.servers > 0 and setup.outer is None
         # In rounds the servers compare what workers say.
@@ -45,11 +46,12 @@ class Hyperparameters:
         # Parameters among the values compare by identity first, so tensors are never compared.
         now = [tuple(group.values()) for group in self._optimizer.param_groups]
         if now != self._then:
-            if self._then and self.scheduler is None and self._disagree:
+            if self._then and self.scheduler is None and self._disagree and not self.counted:
                 self.warn(
                     "the program changes the optimizer's settings by itself: each worker counts "
                     "its own steps then, and the servers take the settings of each update. Let a "
-                    "session count the job's steps (scheduler=...), or set the rate by global_step"
+                    "session count the job's steps (scheduler=...), advance a schedule of your own "
+                    "loop to optimizer.loop_steps, or set the rate by global_step"
                 )
             self._then = now
             self._groups = spec_of(self._optimizer).groups

@@ -67,7 +67,7 @@ class Worker:
         self.lifecycle.exits.callback(self.storage.close)
         if setup.extension is not None:
             self.lifecycle.exits.callback(setup.extension.close)
-        self._hyper = Hyperparameters(setup, self.progress)
+        self.hyper = Hyperparameters(setup, self.progress)
         self.observers = observers_of(self)
         self._parameters = OptimizerParameters(setup)
         self._prefetches = settings.prefetches and setup.process_group is None
@@ -109,7 +109,7 @@ class Worker:
         if self.backend.stopping and not self.retire():
             self._receive_first()
             return
-        self._hyper.advance(self.backend.global_step)
+        self.hyper.advance(self.backend.global_step)
 
     def _start(self, first: Callable[[], ModelState]) -> bool:
         """Receives the job's values; returns False where this worker must rejoin the job first."""
@@ -204,7 +204,7 @@ class Worker:
                         "layers are built, or add them before zero_grad()"
                     )
                 parameter.grad = None
-        self._hyper.forget()
+        self.hyper.forget()
         setup.own_writes.remember()
 
     def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
@@ -254,7 +254,7 @@ class Worker:
         try:
             if (written := self.setup.own_writes.to_send()) is not None:
                 backend.write_values(*written)
-            fields = PushFields(hyper=self._hyper.now(), examples=examples)
+            fields = PushFields(hyper=self.hyper.now(), examples=examples)
             if not counts:
                 fields["steps"] = 0
             push = self._push_ahead if self._prefetches else self._push
@@ -300,7 +300,7 @@ class Worker:
             extension.bring(backend.brought)
         self.update_times = UpdateTimes(began, pushed, waiting, time.monotonic())
         if result is not None and result.notice:
-            self._hyper.warn(result.notice)
+            self.hyper.warn(result.notice)
         return result
 
     def _push_ahead(
@@ -323,8 +323,8 @@ class Worker:
     def _decided(self, result: PushResult | None) -> PushResult | None:
         """Advances the schedule, and retires where the answer was to stop."""
         while True:
-            if self._hyper.scheduler is not None:
-                self._hyper.advance(self.backend.global_step)
+            if self.hyper.scheduler is not None:
+                self.hyper.advance(self.backend.global_step)
             if result is None or not result.stop or self.retire():
                 return result
             result = self.rejoin()
