@@ -195,7 +195,7 @@ class Server:
     def _check_that_it_says_what_has_stopped(self) -> None:
         """A shard that has stopped, with all its copies, says so until another view comes."""
         for replica in self.handler.replicas.by_shard.values():
-            if replica.log is None or not replica.shard.stopped or replica.log.unconfirmed:
+            if replica.log is None or not replica.shard.stopped or not replica.log.settled:
                 continue
             view = replica.shard.state.participants.view.number
             said = ReadyToSwitch(view, replica.generation, replica.number)

@@ -216,7 +216,10 @@ def test_a_worker_that_lags_behind_hears_that_the_job_has_ended() -> None:
         assert not first.client.wait().stop
         first.push()
         assert first.client.wait().stop
-        assert second.client._run(second.client._protocol.level([1, 2])) == 2
+        protocol = second.client._protocol
+        assert second.client._run(protocol.level([1, 2], train=False)) == 2
+        assert not second.client.stopping, "it may be in the middle of a step, which it pushes"
+        assert second.client._run(protocol.level([1, 2])) == 2
         assert second.client.stopping
         for worker in (first, second):
             worker.client.close()

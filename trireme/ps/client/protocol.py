@@ -219,7 +219,7 @@ class ClientProtocol:
         replies = yield from self._pull_all(request, again=not train)
         if train:
             self.stopping = replies[0].stop
-        self.step = yield from self.level([reply.step for reply in replies])
+        self.step = yield from self.level([reply.step for reply in replies], train=train)
         yield PUBLISH
 
     @property
@@ -326,7 +326,7 @@ class ClientProtocol:
         except Fenced as fence:
             self._settled = fence
 
-    def level(self, steps: list[int]) -> Operation[int]:
+    def level(self, steps: list[int], *, train: bool = True) -> Operation[int]:
         """Pulls until all parts of the values are of one step, in synchronous modes; returns it."""
         while self._rule.synchronous and len(set(steps)) > 1:
             target = max(steps)
@@ -340,7 +340,7 @@ class ClientProtocol:
                 behind, steps = [*range(self._shards)], [0] * self._shards
             for shard, reply in zip(behind, replies, strict=True):
                 steps[shard] = reply.step
-            if behind[0] == 0:  # the job may have ended since its first answer
+            if train and behind[0] == 0:  # the job may have ended since its first answer
                 self.stopping = self.stopping or replies[0].stop
         return steps[0]
 
