@@ -49,6 +49,9 @@ class _Left(msgspec.Struct, frozen=True, array_like=True):
     state: bytes
 
 
+_LEFT = msgspec.msgpack.Decoder(_Left)  # made at import: msgspec is not safe with threads
+
+
 class LocalSgd(ServerBackend):
     """The backend of a worker whose own optimizer makes the steps between two exchanges.
 
@@ -190,7 +193,7 @@ class LocalSgd(ServerBackend):
         return {
             f"{worker}/{name}": tensor
             for worker, data in sorted(left.items())
-            for name, tensor in load_bytes(msgspec.msgpack.decode(data, type=_Left).state).items()
+            for name, tensor in load_bytes(_LEFT.decode(data).state).items()
         }
 
     def _parity(self, step: int) -> int:
@@ -213,7 +216,7 @@ class LocalSgd(ServerBackend):
 
     def take_state(self) -> bool:
         for data in self.collect(f"{_RESTORED}{self.options.worker}").values():
-            left = msgspec.msgpack.decode(data, type=_Left)
+            left = _LEFT.decode(data)
             if left.step == self.step:  # not in a worker that starts later
                 tensors = load_bytes(left.state)
                 unsent = [name for name in tensors if name.endswith(_UNSENT)]

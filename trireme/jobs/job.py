@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _STOP = b"s"
 _LAST_CHARACTERS = 2000
+_REPORT = msgspec.json.Decoder(Report)  # made at import: msgspec is not safe with threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,11 +229,10 @@ class LaunchedJob:
         )
 
     def _read(self, reports: IO[bytes]) -> None:
-        decoder = msgspec.json.Decoder(Report)
         with reports:
             for line in reports:
                 with suppress(msgspec.MsgspecError):  # a line that the launcher could not end
-                    self._take(decoder.decode(line))
+                    self._take(_REPORT.decode(line))
         self._launcher.wait()
         self._over.set()
 

@@ -17,7 +17,7 @@ import msgspec
 
 from trireme.location import StoreError
 from trireme.remote.object_store import ObjectStore
-from trireme.session.checkpoint.run_lock import WRITERS, RunLock, Writer
+from trireme.session.checkpoint.run_lock import WRITER_DECODER, WRITERS, RunLock, Writer
 from trireme.wire.clock import Clock, MonotonicClock
 
 BEAT_SECONDS = 10.0
@@ -52,7 +52,7 @@ class RemoteLock(RunLock):
             return 0, None
         key = entry_key(number)
         try:
-            return number, msgspec.json.decode(self._store.read(key), type=Writer)
+            return number, WRITER_DECODER.decode(self._store.read(key))
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise StoreError(
                 f"{self.run_dir / key} is damaged: {error}. Delete it to go on from the entry "

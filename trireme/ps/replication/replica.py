@@ -61,6 +61,8 @@ _READS = (Status, Collect)
 NOBODY = Participant(0, 0)
 """The sender of entries that no task has sent."""
 
+_STATE = msgspec.msgpack.Decoder(QuietState)  # made at import: msgspec is not safe with threads
+
 _L = TypeVar("_L", bound=AuthenticatedLink)
 Output = Instruction | Tell[_L]
 """What a replica asks its driver for."""
@@ -166,7 +168,7 @@ class Replica(Generic[_L]):
         quiet = None
         if message.state:
             try:
-                state = msgspec.msgpack.decode(message.state, type=QuietState)
+                state = _STATE.decode(message.state)
             except (msgspec.DecodeError, ConfigurationError) as error:
                 raise FrameError(f"a shard's state is malformed: {error}") from error
             quiet = Quiet(state, tensors, None)

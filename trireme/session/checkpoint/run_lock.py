@@ -78,6 +78,9 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
         return bool(another) or status == psutil.STATUS_ZOMBIE
 
 
+WRITER_DECODER = msgspec.json.Decoder(Writer)  # made at import: msgspec is not safe with threads
+
+
 def writer_here(task: str, job: str, *, epoch: str, view: int = 0, stop: str = "") -> Writer:
     """Returns this process as a writer."""
     return Writer(
@@ -168,7 +171,7 @@ class LocalLock(RunLock):
             return 0, None
         number = max((int(name) for name in names if name.isdecimal()), default=0)
         try:
-            return number, msgspec.json.decode(self._entry(number).read_bytes(), type=Writer)
+            return number, WRITER_DECODER.decode(self._entry(number).read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeError):
             return number, None
 

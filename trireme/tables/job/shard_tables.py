@@ -23,6 +23,8 @@ from trireme.tables.table_spec import Add, TableSpec, changed
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Rows of a table and keys that wait for one: the arrays of a `Block` by name, of `FIELDS`."""
 
+_SPEC = msgspec.json.Decoder(TableSpec)  # made at import: msgspec is not safe with threads
+
 _PIECE_BYTES, _PIECE_SLOTS = 1 << 22, 32
 """A replica is filled slot by slot, in pieces of so many bytes and slots at most, or of one slot:
 those who wait for the primary wait for one piece, a few milliseconds."""
@@ -212,7 +214,7 @@ class ShardTables(HeldExtension):
 
 def shard_tables(parts: Sequence[str], bounds: Sequence[int], shard: int) -> ShardTables:
     """Returns the empty tables of a shard; see `ExtensionType.held`."""
-    specs = [msgspec.json.decode(part, type=TableSpec) for part in parts]
+    specs = [_SPEC.decode(part) for part in parts]
     return ShardTables(specs, slots_of_shard(bounds, shard))
 
 
