@@ -132,7 +132,7 @@ def commands() -> list[str]:
         text = page.read_text(encoding="utf-8")
         for block in re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
             found += [line for line in block.splitlines() if line.startswith("trireme ")]
-    return [line for line in found if not re.search(r"\.\.\.|[…|[]", line)]
+    return [line for line in found if not re.search(r"\.\.\.|[…|[]| [A-Z]+$", line)]
 
 
 def test_the_commands_in_the_pages_are_understood() -> None:

@@ -1,9 +1,13 @@
-"""A loop of its own on three epochs; worker 1 kills itself once, in the second of them."""
+"""A loop of its own on three epochs; worker 1 kills itself once, in the second of them.
+
+Worker 0 begins the third when worker 1 is there again.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -22,12 +26,17 @@ kept = torch.optim.SGD([torch.zeros(1)], lr=0.5)  # stands for any object with a
 if optimizer.keep("own", kept):
     print(f"has kept {kept.param_groups[0]['lr']}", flush=True)
 kept.param_groups[0]["lr"] = 0.25
-killed = Path("killed")
+killed, back = Path("killed"), Path("back")
+if killed.exists():
+    back.touch()
+deadline = time.monotonic() + 120.0
 for epoch, (rows,) in optimizer.epochs(DataLoader(data, 4, shuffle=True), EPOCHS):
     if epoch == 1 and optimizer.replica == 1 and not killed.exists():
         killed.touch()
         print(f"dies in epoch {epoch}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
+    while epoch == 2 and not back.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
     optimizer.zero_grad()
     model(rows).square().mean().backward()
     optimizer.step()
