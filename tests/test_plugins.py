@@ -130,6 +130,7 @@ def test_one_that_fails_to_import_names_its_distribution_and_why(install: Instal
     [
         ("ONE = 'text'", "is no Command;"),
         ("TWO = 'text'", "cannot be imported: AttributeError: module 'wrong_module' has no"),
+        ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
         (GOOD, "names main='none:main', of which comes ModuleNotFoundError: No module named 'no"),
         (GOOD.replace('"none:main"', "print"), "names main=<built-in function print>, of which"),
         (GOOD.replace("none:main", "math:main"), "AttributeError: module 'math' has no attribute"),

@@ -104,7 +104,7 @@ class Plugins(Generic[_T]):
         path = getattr(self.load(name), attribute)
         try:
             return resolve_name(path)
-        except Exception as error:  # whatever another's module raises
+        except (Exception, SystemExit) as error:  # whatever another's module raises
             why = f"{type(error).__name__}: {error}"
             raise self.refused(name, f"names {attribute}={path!r}, of which comes {why}") from error
 
@@ -171,7 +171,7 @@ def _load(group: str, what: str, name: str) -> Any:
         )
     try:
         return point.load()
-    except Exception as error:  # whatever another's module raises
+    except (Exception, SystemExit) as error:  # whatever another's module raises
         why = f"cannot be imported: {type(error).__name__}: {error}"
         raise _refused(group, what, name, why) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Callable
@@ -55,6 +56,33 @@ def saved_model(run_dir: Path) -> dict[str, torch.Tensor]:
 def test_a_session_that_was_not_entered_says_so(use: Callable[[trireme.Session], object]) -> None:
     with pytest.raises(ConfigurationError, match="with session"):
         use(make_session())
+
+
+def test_a_parameter_in_the_place_of_another_is_refused_before_it_is_not_saved(
+    tmp_path: Path,
+) -> None:
+    with (
+        pytest.raises(ConfigurationError, match="in the place of '2.weight', which the optimizer"),
+        make_session(run_dir=tmp_path, max_steps=5) as session,
+    ):
+        session.step(DATA[:10])
+        session.model[2].weight = nn.Parameter(torch.ones(2, 4))
+        session.step(DATA[:10])
+        session.save()
+    assert latest(tmp_path, lambda path, error: None) is None
+
+
+def test_a_process_that_a_program_has_forked_makes_no_steps() -> None:
+    with make_session(max_steps=5) as session:
+        session.step(DATA[:10])
+        child = os.fork()
+        if not child:
+            try:
+                session.step(DATA[:10])
+            except ConfigurationError as error:
+                os._exit(7 if "was forked" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_an_update_after_the_end_says_what_to_do() -> None:

@@ -251,7 +251,10 @@ class ClientProtocol:
         if self.stopping:
             raise after_the_end(self._worker, self.step)
         if self.pushed is not None:
-            raise ConfigurationError(f"worker:{self._worker} pushed before it waited")
+            raise ConfigurationError(
+                f"worker:{self._worker} makes a step, and the one before is not over: only one "
+                "thread may make steps"
+            )
         self._sequence = push.sequence
         self._hyper = push.hyper if push.hyper is not None else self._hyper
         self.pushed = push

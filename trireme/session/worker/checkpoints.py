@@ -23,6 +23,7 @@ from trireme.session.checkpoint.tensors import held
 from trireme.session.model.module_names import named_parameters, state_of
 from trireme.session.worker.buffers import Buffers
 from trireme.session.worker.lifecycle import Lifecycle
+from trireme.session.worker.optimizer_parameters import check_replaced
 
 
 class WorkerCheckpoints:
@@ -223,6 +224,7 @@ class WorkerCheckpoints:
         with self._lifecycle.liveness.excused("it saves"), self._backend.saving() as state:
             if not self._lifecycle.is_chief:  # it only takes part
                 return
+            check_replaced(self._setup)
             self._storage.begun(state.step)
             if state.step != self._storage.submitted:
                 self._copied = self._checkpoint_of(state)

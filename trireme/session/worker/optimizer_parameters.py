@@ -14,6 +14,21 @@ _TAKEN_OUT = (
 )
 
 
+def check_replaced(setup: TrainingSetup) -> None:
+    """Checks that the model computes with the parameters that are trained."""
+    if setup.part is not None:
+        return
+    held = dict(setup.model.named_parameters(remove_duplicate=False))
+    for name, parameter in setup.flat.parameters.items():
+        if held.get(name, parameter) is not parameter:
+            raise ConfigurationError(
+                f"the program has put another parameter in the place of {name!r}, which the "
+                "optimizer trains: the model computes with one that is neither trained nor saved. "
+                "Write into the one that is there, by session.write_values({name: tensor}) "
+                "(optimizer.write_values in a loop of your own)"
+            )
+
+
 class OptimizerParameters:
     """Notices that a program gives an optimizer other parameters, or unfreezes some.
 

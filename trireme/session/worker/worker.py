@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import zlib
@@ -70,6 +71,7 @@ class Worker:
         self.hyper = Hyperparameters(setup, self.progress)
         self.observers = observers_of(self)
         self._parameters = OptimizerParameters(setup)
+        self._pid = os.getpid()
         self._prefetches = settings.prefetches and setup.process_group is None
         self.first_step = 0  # the global step at which this process began
 
@@ -157,6 +159,11 @@ class Worker:
 
     def begin_step(self) -> bool:
         """Meets the processes of this step; returns whether the optimizer has other parameters."""
+        if os.getpid() != self._pid:  # it would use the connections of the worker
+            raise ConfigurationError(
+                "this process was forked from a worker of the job, and is none: only the process "
+                "that has joined the job makes steps"
+            )
         changed = self.take_parameters()
         self.checkpoints.ask_all()
         self.backend.begin_step()
