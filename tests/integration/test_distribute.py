@@ -83,7 +83,7 @@ def test_a_worker_that_is_killed_in_a_loop_of_its_own_comes_back_where_the_job_i
     assert ended.text.count("| ends\n") == 2, ended.text
     after = ended.text.partition("dies in epoch 1")[2]
     assert not re.search(r"worker:1 \| used 0", after), after
-    assert re.findall(r"worker:(\d) \| has kept ([\d.]+)", ended.text) == [("1", "0.25")]
+    assert re.findall(r"worker:(\d) \| has kept ([\d.]+)", after) == [("1", "0.25")]
     rows = re.findall(r"worker:\d \| used \d ([\d ]+)", ended.text)
     # Each row once an epoch: the batch in its hands when it died was not used, and dealt again.
     used = Counter(row for each in rows for row in each.split())

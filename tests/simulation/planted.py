@@ -764,7 +764,7 @@ class KeepsSettingsOfTheOneBefore(ClientProtocol):
 class NeverLevels(ClientProtocol):
     """A worker computes from values of different steps."""
 
-    def level(self, steps: list[int]) -> Any:
+    def level(self, steps: list[int], *, train: bool = True) -> Any:
         return steps[0]
         yield
 

@@ -397,9 +397,7 @@ def test_one_push_at_a_time_and_none_after_the_end() -> None:
         worker = Worker(made, 0, Rule(max_steps=2))
         worker.begin()
         worker.push()
-        with pytest.raises(
-            ConfigurationError, match="only one thread may make steps"
-        ):
+        with pytest.raises(ConfigurationError, match="only one thread may make steps"):
             worker.push()
         assert not worker.client.wait().stop
         worker.push()
