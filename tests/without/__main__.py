@@ -33,6 +33,8 @@ from pathlib import Path
 from sysconfig import get_path
 from tempfile import TemporaryDirectory
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 WHOLE = ("tests/docs", "tests/test_docs.py")
 """Tests of pages, which are about all parts together."""
@@ -117,11 +119,12 @@ def _passes(
         each: [each, *map(_module, plugins[each]["files"]), *plugins[each].get("words", ())]
         for each in gone
     }
-    return not subprocess.call(
+    status = subprocess.call(
         [python, "-m", "pytest", "-p", "tests.without.skips", *LINT, *options],
         cwd=tree,
         env={**os.environ, "TRIREME_WITHOUT": json.dumps(words)},
     )
+    return status in (0, pytest.ExitCode.NO_TESTS_COLLECTED)  # all have passed already
 
 
 def _copy(tree: Path) -> None:
