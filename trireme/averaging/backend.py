@@ -49,7 +49,7 @@ class _Left(msgspec.Struct, frozen=True, array_like=True):
     state: bytes
 
 
-_LEFT = msgspec.msgpack.Decoder(_Left)  # made at import: msgspec is not safe with threads
+_LEFT = msgspec.msgpack.Decoder(_Left)  # made at import: threads that make one at once crash
 
 
 class LocalSgd(ServerBackend):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _STOP = b"s"
 _LAST_CHARACTERS = 2000
-_REPORT = msgspec.json.Decoder(Report)  # made at import: msgspec is not safe with threads
+_REPORT = msgspec.json.Decoder(Report)  # made at import: threads that make one at once crash
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,9 +108,9 @@ def distribute(
       evaluation, or saves it must run in every process, before `close`. Checkpoints have whole
       tensors.
 
-    Workers, and replicas in them, draw different random numbers from here on, such as those of
-    dropout or of a generator's input, also where the program has seeded them alike: those of the
-    first go on as they are, and those of the others follow from the seeds that the program has set.
+    Each replica draws random numbers of its own after this call, for dropout for instance, also
+    where the program sets one seed in all processes. The first replica continues the program's
+    random streams; the others derive theirs from the program's seeds and the replica's index.
 
     Args:
         model: the module, on its device, with the parameters that the optimizer was built from; or

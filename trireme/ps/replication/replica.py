@@ -61,7 +61,7 @@ _READS = (Status, Collect)
 NOBODY = Participant(0, 0)
 """The sender of entries that no task has sent."""
 
-_STATE = msgspec.msgpack.Decoder(QuietState)  # made at import: msgspec is not safe with threads
+_STATE = msgspec.msgpack.Decoder(QuietState)  # made at import: threads that make one at once crash
 
 _L = TypeVar("_L", bound=AuthenticatedLink)
 Output = Instruction | Tell[_L]

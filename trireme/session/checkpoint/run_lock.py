@@ -78,7 +78,7 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
         return bool(another) or status == psutil.STATUS_ZOMBIE
 
 
-WRITER_DECODER = msgspec.json.Decoder(Writer)  # made at import: msgspec is not safe with threads
+WRITER_DECODER = msgspec.json.Decoder(Writer)  # made at import: threads that make one at once crash
 
 
 def writer_here(task: str, job: str, *, epoch: str, view: int = 0, stop: str = "") -> Writer:

@@ -23,7 +23,7 @@ from trireme.tables.table_spec import Add, TableSpec, changed
 Arrays = Mapping[str, npt.NDArray[Any]]
 """Rows of a table and keys that wait for one: the arrays of a `Block` by name, of `FIELDS`."""
 
-_SPEC = msgspec.json.Decoder(TableSpec)  # made at import: msgspec is not safe with threads
+_SPEC = msgspec.json.Decoder(TableSpec)  # made at import: threads that make one at once crash
 
 _PIECE_BYTES, _PIECE_SLOTS = 1 << 22, 32
 """A replica is filled slot by slot, in pieces of so many bytes and slots at most, or of one slot:
