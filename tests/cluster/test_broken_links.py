@@ -12,7 +12,18 @@ from trireme.cluster.messages import Heartbeat, LinkLost
 from trireme.cluster.progress import BUSY, STEPS
 
 
-def report(job: Job, primary: int, server: int) -> None:
+def report(job: Job, primary: int, server: int, *, deaf: int | None = None) -> None:
+    """A primary reports another server with two heartbeats; the coordinator answers both."""
+    connections = [job.held[f"ps:{each}"] for each in (primary, server)]
+    say_lost(job, primary, server)
+    job.now += 0.25
+    for each, connection in zip((primary, server), connections, strict=True):
+        status = job.state.tasks[f"ps:{each}"].status
+        job.say(connection, Heartbeat(dict(status), 1.0 if each == deaf else job.now))
+    say_lost(job, primary, server)
+
+
+def say_lost(job: Job, primary: int, server: int) -> None:
     """Every shard of a primary that needs another server says that it makes no progress with it."""
     entry = job.view.server(server)
     assert entry is not None
@@ -36,6 +47,31 @@ def test_a_copy_without_progress_is_dropped_and_filled_elsewhere() -> None:
     copies = [shard.copies for shard in job.view.shards]
     assert all(len(each) == 2 for each in copies)
     assert not any({1, 2} == set(each) for each in copies)
+
+
+@pytest.mark.parametrize("primary", [0, 1])
+def test_who_keeps_the_copies_has_heard_the_coordinator_since(primary: int) -> None:
+    """A server that hears nobody, and is heard for a while, is about to be lost itself."""
+    job = Job(servers=2)
+    before = job.view
+    for _ in range(3):
+        report(job, primary, 1 - primary, deaf=0)
+    assert job.view == before
+    job.lose("ps:0")
+    assert [shard.copies for shard in job.view.shards] == [(1,), (1,)]
+    assert job.view.life == before.life
+
+
+def test_a_link_that_served_meanwhile_is_asked_about_again() -> None:
+    job = Job(servers=2)
+    before = job.view
+    say_lost(job, 0, 1)
+    job.pass_time(4.0)
+    job.say(job.held["ps:0"], Heartbeat({}, job.now - 1.0))
+    say_lost(job, 0, 1)
+    assert job.view == before
+    report(job, 0, 1)
+    assert job.view != before
 
 
 def test_a_server_that_has_had_no_time_to_answer_keeps_its_copies() -> None:
@@ -119,7 +155,7 @@ def test_a_server_that_went_with_the_coordinator_costs_the_other_no_copy() -> No
     before = job.view
     job.state = resumed(job.now, job.state)  # in the next process of ps:0, which has yet to join
     job.held = {"ps:1": job.join("ps:1", incarnation=1, term=1)}
-    report(job, 1, 0)
+    say_lost(job, 1, 0)
     job.held["ps:0"] = job.join("ps:0", pid=8)
     assert [shard.primary for shard in job.view.shards] == [1, 1]
     assert (job.view.life, job.view.generation) == (before.life, before.generation)

@@ -603,7 +603,7 @@ class TestEvents:
         a = job.join_all()["worker:0"]
         job.now += 3.0
         job.say(a, Heartbeat({"step": 5, "phase": "training"}))
-        assert job.sent == [(a, HeartbeatHeard())]
+        assert job.sent == [(a, HeartbeatHeard(job.now))]
         task = job.state.tasks["worker:0"]
         assert task.status == {"step": 5, "phase": "training"} and task.heard == job.now
 

@@ -114,7 +114,7 @@ class Membership(RuleBasedStateMachine):
     @precondition(lambda self: self.open)
     @rule(which=CHOICE)
     def speak(self, which: int) -> None:
-        self.feed(Received(self.pick(which), Heartbeat({"step": which})))
+        self.feed(Received(self.pick(which), Heartbeat({"step": which}, self.job.now)))
 
     @precondition(lambda self: self.open)
     @rule(which=CHOICE)
@@ -261,7 +261,7 @@ class Membership(RuleBasedStateMachine):
         self.job.now += seconds
         for bit, connection in enumerate(list(self.open)):
             if connection in self.open and alive >> (bit % 5) & 1:
-                self.feed(Received(connection, Heartbeat({})))
+                self.feed(Received(connection, Heartbeat({}, self.job.now)))
         self.feed(Tick())
 
     @rule(seconds=st.sampled_from((1.5, 100.0)))

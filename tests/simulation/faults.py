@@ -6,11 +6,13 @@ from functools import partial
 from typing import Protocol
 
 from tests.simulation.launcher import Home, Launcher
+from tests.simulation.network import Network
 from tests.simulation.schedule import Fault
 from trireme.cluster.messages import Message, Scale, Scaled
 
 _MOST_SERVERS, _MOST_WORKERS = 5, 6
 _STAY_CUT = 3.0  # seconds, where a schedule says for ever
+_STAY_DEAF = 8.0
 _STAYS_BROKEN = 20.0  # likewise, of a link or a loop; longer than most jobs take
 
 
@@ -18,6 +20,7 @@ class Place(Home, Protocol):
     """Where faults happen."""
 
     launcher: Launcher
+    members_network: Network
     fails: bool
 
 
@@ -87,6 +90,14 @@ class Faults:
         if server is not None:
             self._may_lose()
             self._place.launcher.servers[server].member.fall_silent(fault.seconds or _STAY_CUT)
+
+    def _deafen_server(self, fault: Fault) -> None:
+        """A server hears nobody, and all others hear it."""
+        server = self._server(fault)
+        if server is not None:
+            self._may_lose()
+            for network in (self._place.network, self._place.members_network):
+                network.deafen(f"ps:{server}", fault.seconds or _STAY_DEAF)
 
     def _may_lose(self) -> None:
         """Notes that copies may be lost, and the job with them."""

@@ -75,7 +75,9 @@ class Member:
         if loop.now < self._silent_until or not self._coordinator.process.alive or stuck:
             self._retry()
             return
-        wire = self._network.wire(lambda: self._process.run(lambda: self._broke(wire)))
+        wire = self._network.wire(
+            lambda: self._process.run(lambda: self._broke(wire)), ends=(self._name, "coordinator:0")
+        )
         self._process.holds(wire)
         identity = Identity("", self._name, self.state.incarnation, self.state.epoch)
         self._say = self._coordinator.connect(

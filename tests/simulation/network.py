@@ -54,6 +54,7 @@ class Network:
         self.parted: dict[tuple[str, str], float] = {}
         self._weather = weather
         self._cuts: dict[tuple[str, str], float] = {}  # from, to: until when nothing passes
+        self._deaf: dict[str, float] = {}  # until when nothing reaches it
 
     def wire(
         self,
@@ -76,6 +77,10 @@ class Network:
         """Lets nothing pass from one to the other for so long; it arrives later."""
         self._cuts[source, target] = self.loop.now + seconds
         self.parted.pop((min(source, target), max(source, target)), None)  # it may end sooner
+
+    def deafen(self, target: str, seconds: float) -> None:
+        """Lets nothing pass to one for so long, and all that it sends; what is lost comes later."""
+        self._deaf[target] = self.loop.now + seconds
 
     def part(self, one: str, other: str, seconds: float) -> None:
         """Lets nothing pass between two for so long; it arrives later."""
@@ -103,7 +108,9 @@ class Network:
 
     def passes_from(self, source: str, target: str) -> float:
         """Returns from when on something passes from one to the other."""
-        return self._cuts.get((source, target), 0.0) if self._cuts else 0.0
+        if not (self._cuts or self._deaf):
+            return 0.0
+        return max(self._cuts.get((source, target), 0.0), self._deaf.get(target, 0.0))
 
     def breaks(self) -> bool:
         """Draws whether a message breaks its connection."""

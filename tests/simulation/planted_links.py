@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import PropertyMock, patch
 
+from msgspec.structs import replace
+
 from trireme.cluster import membership, reconfiguration
+from trireme.cluster.messages import LinkLost
 from trireme.cluster.placement import Shards, emptied
+from trireme.cluster.state import DecisionBuilder, Task
 from trireme.ps.replication.log import ReplicationLog
 from trireme.ps.replication.replicas import Replicas
 from trireme.ps.server.loop_watch import LoopWatch
@@ -26,6 +31,17 @@ def reports_no_missing_connection_to_shard_0() -> AbstractContextManager[Any]:
 def hears_of_no_broken_link() -> AbstractContextManager[Any]:
     """The coordinator ignores what primaries say of links."""
     return patch.object(membership, "take_link_lost", lambda builder, task, message: None)
+
+
+def asks_not_who_hears() -> AbstractContextManager[Any]:
+    """The coordinator takes copies from a server, though it may be the other one that is deaf."""
+
+    def lost(builder: DecisionBuilder, task: Task, message: LinkLost) -> None:
+        for server in [each for each in builder.state.tasks.values() if each.role == "ps"]:
+            builder.update_task(replace(server, hears=math.inf))
+        reconfiguration.take_link_lost(builder, task, message)
+
+    return patch.object(membership, "take_link_lost", lost)
 
 
 def places_copies_there_at_once() -> AbstractContextManager[Any]:

@@ -102,7 +102,8 @@ LINK_KINDS = (
     *("cut worker",) * 2,
     *("stick server",) * 4,
 )
-"""What happens beside to jobs in the modes of broken links and stuck loops."""
+"""What happens beside to jobs in the modes of broken links and stuck loops. In one in four a server
+becomes deaf too."""
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,7 @@ def draw(mode: str, seed: int) -> Schedule:
     counts = mode == "counts"
     kinds = (*KINDS, *LINK_KINDS) if "links" in mode else KINDS
     signals = _signals(random.Random(f"{mode} {seed} signals"))
+    deaf = _deafness(random.Random(f"{mode} {seed} deaf")) if "links" in mode else ()
     grows = "grow" in mode
     last = _last_crashes(random.Random(f"{mode} {seed} saves"), workers)
     return Schedule(
@@ -291,7 +293,7 @@ def draw(mode: str, seed: int) -> Schedule:
         survives=rng.random() < 0.8 and not grows,
         grows_at=random.Random(f"{mode} {seed} grows").randint(0, steps // 2) if grows else None,
         hosts=rng.choice((1, 2, 4)),
-        faults=(*_faults(rng, kinds), *signals) if faulty else (),
+        faults=(*_faults(rng, kinds), *signals, *deaf) if faulty else (),
     )
 
 
@@ -321,6 +323,13 @@ def _signals(rng: random.Random) -> tuple[Fault, ...]:
         )
         for _ in range(rng.choice((0, 0, 0, 0, 0, 0, 1, 2)))
     )
+
+
+def _deafness(rng: random.Random) -> tuple[Fault, ...]:
+    """Returns the faults by which a server becomes deaf, for a while or until it is given up."""
+    seconds, at = rng.choice((0.2, 3.0, None)), rng.uniform(0.1, 2.5)
+    fault = Fault(at, "deafen server", rng.randrange(64), 0, seconds)
+    return (fault,) if rng.random() < 0.25 else ()
 
 
 def _weather(rng: random.Random) -> Weather:

@@ -7,6 +7,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ from tests.simulation import (
     simulate,
 )
 from tests.simulation.__main__ import main
-from tests.simulation.schedule import Schedule
+from tests.simulation.network import Weather
+from tests.simulation.schedule import Fault, Schedule
 from trireme.ps.extension import EXTENSIONS
 
 PART = 10
@@ -95,10 +97,49 @@ def test_schedules_have_faults_of_every_kind(mode: str) -> None:
     kinds = Counter(fault.kind for schedule in drawn for fault in schedule.faults)
     wanted = ["kill server", "stop server", "silence server", "add server", "remove server"]
     if "links" in mode:
+        wanted.append("deafen server")
         wanted += ["cut pair", "stick server", "cut worker"]
     assert all(kinds[kind] > 2 for kind in wanted), kinds
     assert sum(len(schedule.crashes) for schedule in drawn) > 10
     assert sum(len(schedule.evictions) for schedule in drawn) > 10
+
+
+DEAF = 12
+"""So many schedules of each mode of links have one deaf server and nothing else."""
+
+
+def with_one_deaf_server(mode: str) -> Iterator[Schedule]:
+    ends = (each for each in (draw(mode, seed) for seed in range(1000)) if each.stop_at is None)
+    for number, drawn in enumerate(islice(ends, DEAF)):
+        at, seconds = (0.3, 1.1, 2.3)[number % 3], (None, 3.0)[number % 2]
+        yield replace(
+            drawn,
+            seed=1,  # no other job goes on from its last copy
+            servers=2 + number % 2,
+            replicas=2,
+            survives=True,
+            weather=Weather(),
+            crashes=(),
+            evictions=(),
+            faults=(Fault(at, "deafen server", number, 0, seconds),),
+        )
+
+
+@pytest.mark.parametrize("mode", ["links", "sync-links"])
+def test_one_deaf_server_costs_no_values(mode: str) -> None:
+    """It is heard for a while, and its copies are lost: the others' are not given up before."""
+    counts: Counter[str] = Counter()
+    for schedule in with_one_deaf_server(mode):
+        found = simulate(schedule)
+        assert found["lives"] == 1, schedule
+        counts += found
+    assert counts["deafen server"] > DEAF / 2
+
+
+@pytest.mark.parametrize("mode", ["links", "sync-links"])
+def test_a_planted_bug_that_gives_up_the_copies_of_who_hears_is_found(mode: str) -> None:
+    makers = Makers(patches=(planted_links.asks_not_who_hears,))
+    assert any(simulate(each, makers)["lives"] > 1 for each in with_one_deaf_server(mode))
 
 
 @pytest.mark.thorough(but=("sync", "rows"))
@@ -342,7 +383,7 @@ SEEN_AT = {
     "sync-grow-AnswersRequestsOfTheLost": 42,
     "sync-goes_on_alone_after_it_was_replaced": 489,
     "sync-links-reports_no_copy_without_progress": 33,
-    "sync-links-takes_the_copies_alone": 141,
+    "sync-links-takes_the_copies_alone": 73,
     "sync-never_loses_anybody": 3,
     "sync-restarts_without_its_view": 72,
     "sync-tells_newcomers_nothing": 41,

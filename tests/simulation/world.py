@@ -114,6 +114,7 @@ class World:
                 patches.enter_context(patch())
             self._run()
         self.counts["broken"] = self.network.broken
+        self.counts["lives"] = 1 + self.view.life
         self.counts["seen"] = self.checker.counting.observations
         return self.counts
 

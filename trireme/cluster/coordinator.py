@@ -194,6 +194,7 @@ def resumed(now: float, state: State) -> State:
             connection=None,
             since=now,
             heard=now,
+            hears=0.0,
             pace=replace(task.pace, moved=now),
             signal=None if task.signal is None else (task.signal[0], now),
         )
@@ -208,5 +209,6 @@ def resumed(now: float, state: State) -> State:
         plan_after=now,
         resumed=now,
         shunned={server: (now, times) for server, (_, times) in state.shunned.items()},
+        unlinked={},
         reconfiguration=None if under_way is None else replace(under_way, since=now),
     )

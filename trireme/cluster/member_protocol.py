@@ -135,6 +135,7 @@ class MemberProtocol:
         self._reported: tuple[Message, ...] = ()  # over this connection
         self._next_heartbeat = 0.0
         self._unanswered_since: float | None = None  # since when an answer is due
+        self._heard = 0.0  # the coordinator's time of its last answer to a heartbeat
         self._close_deadline: float | None = None  # until when the coordinator may close
 
     @contextmanager
@@ -174,6 +175,7 @@ class MemberProtocol:
         """There is a new connection; returns the message that joins."""
         self._joined = self._leave_sent = self._signal_sent = False
         self._reported = ()
+        self._heard = 0.0
         self._close_deadline = None
         self._unanswered_since = now
         config = self._config
@@ -209,7 +211,9 @@ class MemberProtocol:
             self._end(message, confirmed=True)
             self._close_deadline = now + _CLOSE_SECONDS
             return JobOverHeard()
-        elif not isinstance(message, WaitingFor | Interrupted | Left | HeartbeatHeard):
+        elif isinstance(message, HeartbeatHeard):
+            self._heard = message.time
+        elif not isinstance(message, WaitingFor | Interrupted | Left):
             raise FrameError(f"the coordinator sent {type(message).__name__} to a member")
         return None
 
@@ -236,7 +240,7 @@ class MemberProtocol:
             messages.append(self.leaving)  # after the reports: nothing is heard of who left
         if beats:
             self._next_heartbeat = now + self._interval
-            messages.append(Heartbeat(self.status()))
+            messages.append(Heartbeat(self.status(), self._heard))
             if since is None:
                 self._unanswered_since = now
         return messages

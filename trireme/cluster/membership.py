@@ -163,8 +163,8 @@ def _hear(builder: DecisionBuilder, task: Task, connection: int, message: Messag
     """Takes in a member's message; returns whether a task of its role may send it."""
     server = task.role == "ps"
     if isinstance(message, Heartbeat):
-        task = progress.heard(builder.now, task, message.status)
-        builder.send(connection, HeartbeatHeard())
+        task = progress.heard(builder.now, replace(task, hears=message.heard), message.status)
+        builder.send(connection, HeartbeatHeard(builder.now))
         builder.add_reason(f"{task.name} is alive")
     builder.update_task(task)
     if isinstance(message, Leave):

@@ -54,6 +54,7 @@ class Heartbeat(Message, frozen=True, array_like=True):
 
     kind: ClassVar[int] = 19
     status: Annotated[dict[Name, StatusValue], msgspec.Meta(max_length=4096)]
+    heard: float = 0.0  # the `time` of the last answer that has come over this connection
 
 
 class Leave(Message, frozen=True, array_like=True):
@@ -148,6 +149,7 @@ class HeartbeatHeard(Message, frozen=True, array_like=True):
     """The answer to `Heartbeat`: the coordinator is alive too."""
 
     kind: ClassVar[int] = 20
+    time: float = 0.0  # of the coordinator's clock, in seconds
 
 
 class ViewChanged(Message, frozen=True, array_like=True):

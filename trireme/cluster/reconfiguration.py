@@ -9,7 +9,8 @@ switches.
 Two servers may not reach each other, though both reach the coordinator. A primary that makes no
 progress with another server says so. Then one of the two gives its copies up in the next view, and
 gets none for a while, which doubles each time: the other one, or the primary itself where that is
-the primary of shard 0, which all need.
+the primary of shard 0, which all need. Who keeps its copies must have heard the coordinator since:
+a server that hears nobody makes no progress either, and its copies are about to be lost.
 """
 
 from __future__ import annotations
@@ -104,12 +105,18 @@ def take_link_lost(builder: DecisionBuilder, task: Task, message: LinkLost) -> N
     if shard is None or message.server not in (*shard.backups, *shard.joining, leader):
         return
     other = state.tasks[task_name("ps", message.server)]
-    silence = builder.now - other.heard
-    if other.state != "live" or silence > _SILENT_INTERVALS * state.policy.heartbeat_interval:
+    soon = _SILENT_INTERVALS * state.policy.heartbeat_interval
+    if other.state != "live" or builder.now - other.heard > soon:
         return  # it does not reach the coordinator either: it comes back, or is about to be lost
     if BUSY in other.status:
         return  # no matter of a link either: the primary repeats it with its next heartbeats
-    loser = task if message.server == leader else other
+    loser, keeper = (task, other) if message.server == leader else (other, task)
+    first, last = state.unlinked.get(loser.index, (builder.now, builder.now))
+    first = builder.now if builder.now - last > soon else first
+    unlinked = {**state.unlinked, loser.index: (first, builder.now)}
+    builder.state = state = replace(state, unlinked=unlinked)
+    if keeper.hears <= first:
+        return  # the primary repeats it with its next heartbeats here too
     shards = _shards(state)
     for number in range(len(shards)):
         shards = emptied(shards, number, loser.index)
