@@ -27,6 +27,8 @@ hypothesis.settings.register_profile("work", max_examples=30, deadline=None)
 hypothesis.settings.register_profile("all", max_examples=50, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("work")
 
+_PARTS = {"pipeline", "graph", "fsdp", "tp", "pp"}
+_WORD = re.compile(r"\w+")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,12 +40,15 @@ PYTHONPATH = os.pathsep.join([str(ROOT / "tests" / "startup"), PACKAGES])
 def python_path(words: Iterable[object]) -> str:
     """Returns `PYTHONPATH` for a command.
 
-    Processes that hold one model together need torch's compiler from the start: the process that
+    Processes that hold parts of one model need torch's compiler from the start: the process that
     `trireme run` forks them from loads it once, where with `tests/startup` each would by itself.
     """
     given = [str(word) for word in words]
-    together = "run" in given and ("--mesh" in given or "--ps" not in given)
-    return PACKAGES if together else PYTHONPATH
+    return (
+        PACKAGES
+        if "run" in given and _PARTS.intersection(_WORD.findall(" ".join(given)))
+        else PYTHONPATH
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 COMPILER = "torch._dynamo"
@@ -23,6 +23,10 @@ EXPORT = "torch.export"
 SHAPES = "torch._meta_registrations"
 ASKS = "torch.distributed.tensor"
 """Its import asks for `SHAPES`."""
+
+
+_RULES = SimpleNamespace(clear_lru_cache=lambda: None)
+"""What is asked of the compiler where a process group begins: to forget, and it knows nothing."""
 
 
 class _Waiting(ModuleType):
@@ -38,6 +42,7 @@ class _Waiting(ModuleType):
 
 def _run(module: _Waiting) -> None:
     module.__class__ = ModuleType  # type: ignore[assignment]
+    vars(module).pop("trace_rules", None)  # or no import would find the real ones
     spec = module.__spec__
     assert spec is not None and isinstance(spec.loader, _WaitingLoader)
     module.__path__ = spec.submodule_search_locations or []
@@ -56,7 +61,7 @@ class _WaitingLoader:
         if module.__name__ == SHAPES:
             _allow_generators()
         if module.__name__ == COMPILER:
-            vars(module).update(disable=_leave_alone, graph_break=lambda: None)
+            vars(module).update(disable=_leave_alone, graph_break=lambda: None, trace_rules=_RULES)
         if module.__name__ in (COMPILER, EXPORT):
             del module.__path__  # the import of a submodule asks for it, and wants the rest
 

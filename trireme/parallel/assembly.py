@@ -1,7 +1,7 @@
 """The assembly and the replicas of a model that several processes hold together.
 
-The import of this module loads `torch.distributed` with FSDP and pipelines, which takes seconds, so
-that only such sessions import it.
+Only such sessions import this module. What takes seconds to load, FSDP, DTensor and pipelines, a
+session imports where it uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from trireme.parallel.deferred import Deferred
 from trireme.parallel.gradients import BucketedMean, EqualBatchMean, ShardedMean
 from trireme.parallel.model_part import MeshPart
 from trireme.parallel.parameter_hooks import carry_over, hooked
-from trireme.parallel.pipeline import Pipeline
 from trireme.parallel.processes.lost_peers import lost_peer
 from trireme.parallel.processes.process_group import ProcessGroupConfig, TorchProcessGroup
 from trireme.ps.flat import FlatModel
@@ -282,9 +281,7 @@ class PipelineComputation(ProcessGroupComputation):
             )
         super().__init__(nn.ModuleList(part.modules), loss, part, options, metrics, reducer)
         self._reducer: Reducer = reducer
-        self.pipeline: Pipeline = part.pipeline(
-            lambda outputs, targets: scalar(self._loss(outputs, targets))
-        )
+        self.pipeline = part.pipeline(lambda outputs, targets: scalar(self._loss(outputs, targets)))
 
     def _compute(self, batch: tuple[Any, Any]) -> StepResult:
         inputs, targets = batch
