@@ -34,6 +34,13 @@ def shared_topics(ps: Values, documents: Documents = DOCUMENTS, seed: int = 0) -
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled_ahead() -> None:
+    """Servers and workers are threads here: while numba compiles in one, others do nothing."""
+    with trireme.ps.connect() as ps:
+        work(shared_topics(ps), 0)
+
+
 def assert_exact(ps: Values, shared: SharedTopics, documents: Documents = DOCUMENTS) -> None:
     """Checks that each token is counted once, in the topic that it is assigned."""
     rows = shared.rows(np.arange(len(documents.vocabulary)))
