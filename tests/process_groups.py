@@ -55,6 +55,12 @@ SPAWNER.set_forkserver_preload(
         "trireme.parallel.tensor_parallel",
         "torch._dynamo",
         "torch.export._trace",  # what captures a graph
+        "torch.distributed.fsdp",
+        "torch.distributed.pipelining",
+        "trireme.advice.programs",
+        "trireme.dashboards.recording",
+        "trireme.graph.placed.assembly",
+        "trireme.parallel.pipeline",
         "tests.frozen",
     ]
 )

@@ -66,6 +66,10 @@ class Cluster(Protocol):
         """A server's process has ended by itself."""
 
 
+_MEMORY = 1 << 40
+"""What a server can have, in bytes; to ask the real host took a third of a simulation's time."""
+
+
 class _Handler(ShardHandler):
     """The handler of a server, whose shards are made by the simulator."""
 
@@ -77,7 +81,7 @@ class _Handler(ShardHandler):
         patience: float,
     ) -> None:
         self._made = make
-        super().__init__(index, now, patience=patience)
+        super().__init__(index, now, patience=patience, memory=lambda: _MEMORY)
 
     def _make(self, number: int) -> Dispatcher[Link]:
         dispatcher = self._made(number)
