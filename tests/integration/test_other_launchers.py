@@ -33,6 +33,7 @@ def start_all(
     return tuple(process.ended() for process in running)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_torchrun_starts_the_demo_as_it_stands(shell: Shell) -> None:
     ended = shell.start("--nproc-per-node", 2, *DIGITS, command=TORCHRUN).ended()
@@ -122,7 +123,7 @@ def test_tf_config_with_servers_is_a_job_with_servers(shell: Shell) -> None:
 
 @pytest.mark.thorough
 def test_variables_that_make_no_sense_are_one_line_and_status_2(shell: Shell) -> None:
-    (ended,) = start_all(shell, [{"WORLD_SIZE": "2"}], *DIGITS)
+    (ended,) = start_all(shell, [{"WORLD_SIZE": "2"}], *TRAIN)
     assert ended.status == 2, ended.text
     assert ended.err.startswith("error: RANK is not set, and other variables of torchrun's are")
     assert ended.err.count("\n") == 1
@@ -132,7 +133,7 @@ def test_variables_that_make_no_sense_are_one_line_and_status_2(shell: Shell) ->
 def test_a_port_that_is_taken_is_named(shell: Shell) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
-        (ended,) = start_all(shell, [mpi(0) | {"MASTER_PORT": str(port)}], *DIGITS)
+        (ended,) = start_all(shell, [mpi(0) | {"MASTER_PORT": str(port)}], *TRAIN)
     assert ended.status == 1
     assert f"rank 0 cannot listen at 127.0.0.1:{port}" in ended.err
     assert "Traceback" not in ended.text
