@@ -191,7 +191,7 @@ class RowStorage:
     def records(self, slots: Iterable[int], most: int) -> Iterator[npt.NDArray[np.uint64]]:
         """Yields the addresses of the records of some slots, so many at a time."""
         ready = np.empty(0, np.uint64)
-        for slot in slots:
+        for slot in filter(self.counts.__getitem__, slots):  # many a slot is empty
             ready = np.concatenate([ready, self.addresses(slot)])
             while ready.size >= most:
                 yield ready[:most].copy()
