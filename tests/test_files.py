@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from trireme.files import PRIVATE, is_locked, try_lock, write_atomically
+from trireme.files import (
+    PRIVATE,
+    is_locked,
+    open_lock,
+    open_regular,
+    try_lock,
+    write_atomically,
+)
 
 
 def test_a_file_is_replaced_and_nothing_else_stays(tmp_path: Path) -> None:
@@ -35,6 +42,16 @@ def test_one_open_file_at_a_time_has_the_lock(tmp_path: Path) -> None:
     assert not is_locked(path)
     assert try_lock(other)
     os.close(other)
+
+
+def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert not is_locked(path)
+    with pytest.raises(OSError, match="not a regular file"):
+        open_regular(path)
+    with pytest.raises(OSError, match="No such device"):
+        open_lock(str(path), os.O_WRONLY | os.O_CREAT)
 
 
 def test_a_file_system_without_locks_says_so(

@@ -9,7 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import stat
 from contextlib import suppress
+from io import BufferedReader
 from pathlib import Path
 
 PRIVATE = 0o600
@@ -37,6 +39,15 @@ def write_atomically(
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """Opens a regular file to read. Nothing else is read, as a pipe or a device may never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError("it is not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def make_directory(path: Path) -> None:
@@ -67,7 +78,7 @@ def open_lock(path: str, flags: int) -> int:
 
     Whoever can open a file, if only to read it, can hold its lock.
     """
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)  # it may be a pipe
     with suppress(OSError):  # another user's, or a file system without modes
         os.fchmod(descriptor, 0o600)
     return descriptor
@@ -76,14 +87,10 @@ def open_lock(path: str, flags: int) -> int:
 def is_locked(path: Path) -> bool:
     """Returns whether a process holds the lock of a file; False if the file does not exist."""
     try:
-        file = path.open()
+        with open_regular(path) as file:
+            return not _take(file.fileno(), fcntl.LOCK_SH)
     except OSError:
         return False
-    with file:
-        try:
-            return not _take(file.fileno(), fcntl.LOCK_SH)
-        except OSError:
-            return False
 
 
 def _take(descriptor: int, kind: int) -> bool:

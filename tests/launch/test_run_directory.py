@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,10 @@ def test_no_record_or_a_damaged_one_is_said(tmp_path: Path) -> None:
         (tmp_path / "job.json").write_bytes(damaged)
         with pytest.raises(ConfigurationError, match=r"job.json cannot be read"):
             read_record(tmp_path)
+    (tmp_path / "job.json").unlink()
+    os.mkfifo(tmp_path / "job.json")
+    with pytest.raises(ConfigurationError, match=r"job.json cannot be read: it is not a regular"):
+        read_record(tmp_path)
 
 
 def test_a_disk_that_is_full_at_the_start_is_said(

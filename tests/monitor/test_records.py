@@ -99,3 +99,11 @@ def test_closing_hides_no_other_error(tmp_path: Path) -> None:
     writer.write(record(1))
     writer.close()
     writer.close()
+
+
+def test_a_pipe_among_the_records_is_passed_by(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "records", BEGIN)
+    writer.write(record(1))
+    writer.close()
+    os.mkfifo(tmp_path / "records" / "worker-1.jsonl")
+    assert [start.begin.task for start in read_starts(tmp_path)] == ["worker:0"]

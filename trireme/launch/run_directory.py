@@ -17,7 +17,14 @@ from typing import IO, Any
 import msgspec
 
 from trireme.errors import ConfigurationError
-from trireme.files import PRIVATE, is_locked, open_lock, try_lock, write_atomically
+from trireme.files import (
+    PRIVATE,
+    is_locked,
+    open_lock,
+    open_regular,
+    try_lock,
+    write_atomically,
+)
 from trireme.launch.config.secret import SECRET_FILE
 
 RECORD = "job.json"
@@ -146,7 +153,8 @@ def read_record(path: Path) -> JobRecord:
     """Returns the record in `job.json` of a run directory."""
     file = path / RECORD
     try:
-        record = msgspec.json.decode(file.read_bytes(), type=JobRecord)
+        with open_regular(file) as opened:
+            record = msgspec.json.decode(opened.read(), type=JobRecord)
     except FileNotFoundError as error:
         raise ConfigurationError(
             f"no job was started in {path}: it has no {RECORD}. Give the directory that "

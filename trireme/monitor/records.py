@@ -124,6 +124,7 @@ def read_starts(run_dir: Path, job: str | None = None) -> list[Start]:
     starts = [
         start
         for path in sorted(records_directory(run_dir).glob("*.jsonl"))
+        if path.is_file()  # a pipe would never end
         for start in _starts_of(path)
     ]
     if job is None and starts:

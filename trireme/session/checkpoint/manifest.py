@@ -12,10 +12,8 @@ import hashlib
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from io import BufferedReader
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +21,7 @@ import msgspec
 import torch
 
 from trireme.errors import CheckpointError
+from trireme.files import open_regular
 from trireme.location import Location
 from trireme.session.checkpoint.tensors import FileRecord, WriteFile, write_file
 from trireme.version import __version__
@@ -156,7 +155,7 @@ def verify_files(
     for name, record in manifest.files.items():
         path, found = directory / name, record.sha256
         try:
-            with _open_regular(path) as file:
+            with open_regular(path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size == record.size and content(name):
                     found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -175,7 +174,7 @@ def verify_files(
 
 def _verified_content(path: Path) -> bytes:
     """Returns the content of a manifest; reads it into memory only if its checksum is right."""
-    with _open_regular(path) as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(size - _TAIL_BYTES, 0))
         tail = file.read(_TAIL_BYTES)
@@ -191,12 +190,3 @@ def _verified_content(path: Path) -> bytes:
             )
         file.seek(0)
         return file.read(size)
-
-
-def _open_regular(path: Path) -> BufferedReader:
-    """Opens a regular file to read. Nothing else is read, as a pipe or a device may never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError("it is not a regular file")
-    return os.fdopen(descriptor, "rb")
