@@ -131,6 +131,7 @@ _BY_ITSELF = "(--max-restarts N does so by itself)"
 
 _ADVICE: Mapping[Kind, str] = {
     "usage": "correct the error in its message above: the same command would be refused again",
+    "error": f"do what its message above says, then {_AGAIN}",
     "exception": f"correct what the traceback shows, then {_AGAIN}",
     "hung": f"it was stopped, or stuck in a call that did not return; {_AGAIN} {_BY_ITSELF}",
     "gone": f"see whether that node lives, then {_AGAIN}",
