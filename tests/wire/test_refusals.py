@@ -17,7 +17,8 @@ def test_all_are_counted_and_few_are_said(caplog: pytest.LogCaptureFixture) -> N
         refusals.log(number * 1e-4, f"denied number {number}")  # ten seconds of it
         refusals.tick(number * 1e-4)
     assert refusals.count == 100_000
-    said = [record.getMessage() for record in caplog.records]
+    ours = [each for each in caplog.records if each.name == "trireme.wire.refusals"]
+    said = [record.getMessage() for record in ours]  # threads of earlier tests may speak
     assert said[:BURST] == [f"denied number {number}" for number in range(BURST)]
     assert len(said) <= BURST + 1
     refusals.tick(2 * LINE_SECONDS)
