@@ -53,11 +53,11 @@ def reached(output: str) -> float:
 @pytest.mark.thorough
 def test_the_demo_on_a_server_and_two_workers(tmp_path: Path) -> None:
     launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--run-dir", "run")
-    output = run(tmp_path, *launch, EXAMPLES / "digits.py")
-    assert reached(output) >= 0.97
+    output = run(tmp_path, *launch, EXAMPLES / "digits.py", "--max-steps", "500")
+    assert reached(output) >= 0.96
     applied = [int(count) for count in re.findall(r"local steps: (\d+) applied", output)]
     assert len(applied) == 2
-    assert sum(applied) == 2000
+    assert sum(applied) == 500
     assert "curves: tensorboard --logdir run/tensorboard" in output
 
 
@@ -84,17 +84,17 @@ def test_the_replicated_program(tmp_path: Path, mnist_dir: Path) -> None:
 @pytest.mark.thorough
 def test_the_supervised_program(tmp_path: Path, mnist_dir: Path) -> None:
     output = run(
-        tmp_path, EXAMPLES / "mnist_supervised.py", "--data-dir", mnist_dir, "--max-steps", "600"
+        tmp_path, EXAMPLES / "mnist_supervised.py", "--data-dir", mnist_dir, "--max-steps", "200"
     )
-    assert reached(output) >= 0.9
-    assert len(re.findall(r"^step [1-6]00 \(global [1-6]00/600\) loss", output, re.MULTILINE)) == 6
-    assert (tmp_path / "runs/mnist_supervised/checkpoints/step-000000600-writer-1").is_dir()
+    assert reached(output) >= 0.87
+    assert len(re.findall(r"^step [12]00 \(global [12]00/200\) loss", output, re.MULTILINE)) == 2
+    assert (tmp_path / "runs/mnist_supervised/checkpoints/step-000000200-writer-1").is_dir()
 
 
 @pytest.mark.thorough
 def test_the_program_with_summaries(tmp_path: Path, mnist_dir: Path) -> None:
     launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--strategy", "sync")
-    program = (EXAMPLES / "mnist_summaries.py", "--data", mnist_dir, "--max-steps", "200")
+    program = (EXAMPLES / "mnist_summaries.py", "--data", mnist_dir, "--max-steps", "100")
     output = run(tmp_path, *launch, "--run-dir", "run", *program)
     assert reached(output) >= 0.9
     train = EventAccumulator(str(tmp_path / "run/tensorboard/train")).Reload()
@@ -102,8 +102,8 @@ def test_the_program_with_summaries(tmp_path: Path, mnist_dir: Path) -> None:
     assert set(histograms) <= set(train.Tags()["histograms"])
     test = EventAccumulator(str(tmp_path / "run/tensorboard/test")).Reload()
     steps = [event.step for event in test.Scalars("accuracy")]
-    assert steps[:20] == list(range(10, 201, 10))
-    assert len(list(tmp_path.glob("run/tensorboard/train/00200/test%2fhidden/sprite.png"))) == 1
+    assert steps[:10] == list(range(10, 101, 10))
+    assert len(list(tmp_path.glob("run/tensorboard/train/00100/test%2fhidden/sprite.png"))) == 1
 
 
 @pytest.mark.thorough
@@ -141,8 +141,9 @@ def apart(output: str) -> list[float]:
 def test_in_graph_replication_is_training_of_the_whole_batch(
     tmp_path: Path, launch: tuple[str, ...]
 ) -> None:
-    output = run(tmp_path, *launch, EXAMPLES / "in_graph_replication.py", "--check")
-    assert reached(output) >= 0.9
+    program = (EXAMPLES / "in_graph_replication.py", "--check", "--max-steps", "80")
+    output = run(tmp_path, *launch, *program)
+    assert reached(output) >= 0.85
     assert max(apart(output)) <= 1e-6
     assert "cannot be on" not in output
 
@@ -206,22 +207,24 @@ def test_the_transformer_on_a_corpus_of_ones_own(tmp_path: Path) -> None:
     assert (tmp_path / "run/checkpoints/step-000000050-writer-1").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_towers_on_two_tasks_equal_one_process(tmp_path: Path) -> None:
     launch = ("-m", "trireme", "run", "--workers", "2", "--strategy", "graph", "--log-placement")
     program = (EXAMPLES / "placed_towers.py", "--max-steps", "20", "--check")
     output = run(tmp_path, *launch, "--run-dir", "run", *program)
-    found = re.search(
-        r"^worker:0 \| compared with one process: the loss of the first step differs by (\S+), "
-        r"parameters after 20 steps by at most (\S+)$",
-        output,
-        re.MULTILINE,
-    )
-    assert found is not None, output
-    loss, parameters = map(float, found.groups())
+    loss, parameters = apart(output)
     assert loss <= 1e-6 and parameters <= 1e-5
     for tower, task in (("left", 0), ("right", 1)):
         assert re.search(rf"{tower}\S* .*worker:{task}/cpu", output), output
+
+
+@pytest.mark.thorough
+def test_the_towers_in_one_process_are_plain_training(tmp_path: Path) -> None:
+    """The scopes have no effect."""
+    output = run(tmp_path, EXAMPLES / "placed_towers.py", "--max-steps", "50", "--check")
+    assert reached(output) >= 0.85
+    assert max(apart(output)) <= 1e-6
 
 
 @pytest.mark.thorough
