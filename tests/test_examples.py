@@ -54,7 +54,7 @@ def reached(output: str) -> float:
 def test_the_demo_on_a_server_and_two_workers(tmp_path: Path) -> None:
     launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--run-dir", "run")
     output = run(tmp_path, *launch, EXAMPLES / "digits.py", "--max-steps", "500")
-    assert reached(output) >= 0.96
+    assert reached(output) >= 0.95
     applied = [int(count) for count in re.findall(r"local steps: (\d+) applied", output)]
     assert len(applied) == 2
     assert sum(applied) == 500
