@@ -65,7 +65,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
 }
 
 
-@pytest.mark.thorough  # it needs a machine that is not busy
+@pytest.mark.slow  # it needs a machine that is not busy
 @pytest.mark.parametrize("name", MODELS)
 def test_the_sum_of_the_operators_is_the_model(name: str) -> None:
     make, inputs = MODELS[name]
