@@ -8,7 +8,7 @@ every ten seconds, each when the job has become whole again after the one before
 
 - each incarnation of a worker: acknowledged <= applied <= attempted, at every server, and equal for
   those that lived to the end; applied in the values is applied in the exactly-once table;
-- the accuracy, which may differ by half a point;
+- the accuracy, which may differ by half a point, or by three standard errors of two such counts;
 - the updates a second, of which three quarters have to be left.
 
 The seed decides which faults come in which order. What a process does at that time it does not, so
@@ -18,6 +18,7 @@ that a seed repeats the kind of a run, and not every interleaving.
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import random
 import sys
@@ -52,6 +53,7 @@ from trireme.session.checkpoint import CheckpointData
 
 HOSTS = ("alder", "birch", "cedar", "damson")
 ACCURACY_POINTS = 0.5
+TEST_IMAGES = 10_000
 LEAST_GOODPUT = 0.75
 
 
@@ -276,7 +278,9 @@ def compare_accuracy(quiet: dict[int, float], chaos: dict[int, float]) -> list[s
     if abs(one - other) > last / 10:
         say("that is not compared: a longer --quiet has a checkpoint after as many updates")
         return []
-    return [text] if abs(quiet[one] - chaos[other]) > ACCURACY_POINTS else []
+    share = quiet[one] / 100
+    chance = 300 * math.sqrt(2 * share * (1 - share) / TEST_IMAGES)  # three standard errors
+    return [text] if abs(quiet[one] - chaos[other]) > max(ACCURACY_POINTS, chance) else []
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:

@@ -70,7 +70,8 @@ def test_tasks_and_hosts_are_lost_and_every_update_counts_once(
 def test_accuracies_are_compared_after_as_many_updates() -> None:
     quiet = {1000: 90.0, 2000: 95.0}
     assert compare_accuracy(quiet, {1000: 90.4, 2000: 94.6, 9000: 99.0}) == []
-    assert compare_accuracy(quiet, {990: 90.6}) == [
-        "accuracy 90.60% after 990 updates, and 90.00% after 1000 when quiet"
+    assert compare_accuracy(quiet, {990: 90.6}) == [], "as two runs differ"
+    assert compare_accuracy(quiet, {990: 92.0}) == [
+        "accuracy 92.00% after 990 updates, and 90.00% after 1000 when quiet"
     ]
     assert compare_accuracy({500: 85.0, 1529: 93.3}, {2500: 94.1}) == [], "on a slow machine"
