@@ -79,7 +79,7 @@ class Network:
         self.parted.pop((min(source, target), max(source, target)), None)  # it may end sooner
 
     def deafen(self, target: str, seconds: float) -> None:
-        """Lets nothing pass to one for so long, and all that it sends; what is lost comes later."""
+        """Holds back all that is sent to one for so long; what it sends itself passes."""
         self._deaf[target] = self.loop.now + seconds
 
     def part(self, one: str, other: str, seconds: float) -> None:

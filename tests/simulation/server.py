@@ -67,7 +67,7 @@ class Cluster(Protocol):
 
 
 _MEMORY = 1 << 40
-"""What a server can have, in bytes; to ask the real host took a third of a simulation's time."""
+"""The bytes that each server's host has. Asking the real host is a third of a simulation's time."""
 
 
 class _Handler(ShardHandler):

@@ -26,7 +26,7 @@ ASKS = "torch.distributed.tensor"
 
 
 _RULES = SimpleNamespace(clear_lru_cache=lambda: None)
-"""What is asked of the compiler where a process group begins: to forget, and it knows nothing."""
+"""Stands for the compiler's rules: a new process group clears their cache, which is empty here."""
 
 
 class _Waiting(ModuleType):

@@ -9,8 +9,9 @@ switches.
 Two servers may not reach each other, though both reach the coordinator. A primary that makes no
 progress with another server says so. Then one of the two gives its copies up in the next view, and
 gets none for a while, which doubles each time: the other one, or the primary itself where that is
-the primary of shard 0, which all need. Who keeps its copies must have heard the coordinator since:
-a server that hears nobody makes no progress either, and its copies are about to be lost.
+the primary of shard 0, which all need. That waits until the server that keeps its copies has heard
+the coordinator after the first report: one that receives nothing makes no progress either, and is
+about to be lost.
 """
 
 from __future__ import annotations

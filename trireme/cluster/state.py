@@ -69,7 +69,7 @@ class Task(msgspec.Struct, frozen=True):
     pid: int = 0
     address: str = ""
     heard: float = 0.0  # when it was last heard; the end of a connection counts too
-    hears: float = 0.0  # it has heard what it was told until then
+    hears: float = 0.0  # when the coordinator gave the last answer that it has received
     outcome: Outcome | None = None  # how it left
     saved: int | None = None  # the last step, once it has saved it as the chief
     status: Mapping[str, StatusValue] = msgspec.field(default_factory=dict)
@@ -130,7 +130,7 @@ class State(msgspec.Struct, frozen=True):
     shunned: Mapping[int, tuple[float, int]] = msgspec.field(default_factory=dict)
     """The servers with a broken link: until when they get no copies, and how often in a row."""
     unlinked: Mapping[int, tuple[float, float]] = msgspec.field(default_factory=dict)
-    """The servers that may lose their copies so: the first report of the link, and the last."""
+    """By the server that would lose its copies: when its link was first and last reported."""
 
     def of(self, role: str) -> list[Task]:
         """Returns the tasks of a role, by index."""

@@ -1,7 +1,7 @@
 """The assembly and the replicas of a model that several processes hold together.
 
-Only such sessions import this module. What takes seconds to load, FSDP, DTensor and pipelines, a
-session imports where it uses it.
+Only such sessions import this module. They import FSDP, DTensor and pipelines where they use them,
+as that takes seconds.
 """
 
 from __future__ import annotations
