@@ -24,7 +24,9 @@ def main() -> None:
     optimizer = trireme.distribute(
         model, torch.optim.Adam(model.parameters(), lr=0.01), max_steps=options.max_steps
     )
-    print("draws:", torch.rand(1).item(), random.random(), np.random.rand(), flush=True)
+    draws = f"{torch.rand(1).item()} {random.random()} {np.random.rand()}"
+    # One write a line: torchrun's processes share one output.
+    print(f"draws: {draws}\n", end="", flush=True)
     generator = torch.Generator().manual_seed(optimizer.replica)
     while not optimizer.should_stop():
         inputs = torch.randn(16, 8, generator=generator)
@@ -35,7 +37,8 @@ def main() -> None:
     for parameter in model.parameters():
         joined = getattr(parameter, "full_tensor", None)
         total += float((parameter if joined is None else joined()).double().abs().sum())
-    print(f"replica {optimizer.replica} of {optimizer.replicas}: {total:.12f}", flush=True)
+    ends = f"replica {optimizer.replica} of {optimizer.replicas}: {total:.12f}\n"
+    print(ends, end="", flush=True)
     if options.close:
         optimizer.close()
 
