@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from tests.cluster.driver import Job
 from trireme.cluster.coordinator import resumed
-from trireme.cluster.messages import Heartbeat, LinkLost
+from trireme.cluster.messages import Heartbeat, HeartbeatHeard, LinkLost
 from trireme.cluster.progress import BUSY, STEPS
 
 
@@ -60,6 +60,17 @@ def test_who_keeps_the_copies_has_heard_the_coordinator_since(primary: int) -> N
     job.lose("ps:0")
     assert [shard.copies for shard in job.view.shards] == [(1,), (1,)]
     assert job.view.life == before.life
+
+
+def test_both_are_asked_whether_they_hear_the_coordinator() -> None:
+    job = Job(servers=2)
+    entry = job.view.server(1)
+    assert entry is not None
+    job.say(job.held["ps:0"], LinkLost(job.view.generation, 0, 1, entry.incarnation))
+    asked = (HeartbeatHeard(job.now),)
+    assert job.sent == [(job.held[name], *asked) for name in ("ps:0", "ps:1")]
+    job.say(job.held["ps:0"], LinkLost(job.view.generation, 0, 1, entry.incarnation))
+    assert job.sent == [], "once"
 
 
 def test_a_link_that_served_meanwhile_is_asked_about_again() -> None:
@@ -131,7 +142,8 @@ def test_a_server_that_is_silent_itself_is_left_to_the_heartbeats() -> None:
     job.now += 5.0
     for name in ("ps:0", "ps:1"):
         job.say(job.held[name], Heartbeat({}))
-    report(job, 1, 2)
+    say_lost(job, 1, 2)
+    say_lost(job, 1, 2)
     assert job.view == before
 
 

@@ -62,6 +62,15 @@ def test_an_answer_of_any_kind_shows_that_the_coordinator_lives() -> None:
     assert protocol.tick(105.5) == [Heartbeat({})]
 
 
+def test_asked_whether_it_hears_the_coordinator_it_answers_at_once() -> None:
+    protocol, _ = joined()
+    assert protocol.tick(101.5) == [Heartbeat({})]
+    protocol.heard(101.6, HeartbeatHeard(7.0))
+    assert protocol.tick(101.7) == []
+    protocol.heard(101.8, HeartbeatHeard(7.2))  # to nothing
+    assert protocol.tick(101.8) == [Heartbeat({}, 7.2)]
+
+
 def test_it_joins_again_as_what_it_was() -> None:
     protocol, state = joined()
     assert protocol.broke(110.0, BROKEN) == 0.0

@@ -184,6 +184,7 @@ class MemberProtocol:
 
     def heard(self, now: float, message: Message) -> Message | None:
         """The coordinator has sent a message; returns the answer, if it wants one."""
+        due = self._unanswered_since is not None
         if self._joined:
             self._unanswered_since = None
         with self.change():
@@ -213,6 +214,8 @@ class MemberProtocol:
             return JobOverHeard()
         elif isinstance(message, HeartbeatHeard):
             self._heard = message.time
+            if not due:  # the coordinator asks whether this task hears it
+                self._next_heartbeat = now
         elif not isinstance(message, WaitingFor | Interrupted | Left):
             raise FrameError(f"the coordinator sent {type(message).__name__} to a member")
         return None
@@ -229,6 +232,11 @@ class MemberProtocol:
         if not self._joined or self._close_deadline is not None:
             return messages
         beats = now >= self._next_heartbeat
+        if beats:
+            self._next_heartbeat = now + self._interval
+            messages.append(Heartbeat(self.status(), self._heard))
+            if since is None:
+                self._unanswered_since = now
         if beats or self.reports != self._reported:
             self._reported = self.reports
             messages += self._reported
@@ -238,11 +246,6 @@ class MemberProtocol:
         if self.leaving is not None and not self._leave_sent:
             self._leave_sent = True
             messages.append(self.leaving)  # after the reports: nothing is heard of who left
-        if beats:
-            self._next_heartbeat = now + self._interval
-            messages.append(Heartbeat(self.status(), self._heard))
-            if since is None:
-                self._unanswered_since = now
         return messages
 
     def broke(self, now: float, error: Exception) -> float | None:

@@ -146,7 +146,7 @@ class RequestRefused(Message, frozen=True, array_like=True):
 
 
 class HeartbeatHeard(Message, frozen=True, array_like=True):
-    """The answer to `Heartbeat`: the coordinator is alive too."""
+    """The answer to `Heartbeat`: the coordinator is alive too. Unasked, it wants a `Heartbeat`."""
 
     kind: ClassVar[int] = 20
     time: float = 0.0  # of the coordinator's clock, in seconds

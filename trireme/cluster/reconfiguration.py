@@ -16,9 +16,18 @@ about to be lost.
 
 from __future__ import annotations
 
+import math
+
 from msgspec.structs import replace
 
-from trireme.cluster.messages import CaughtUp, CopyLost, LinkLost, ReadyToSwitch, ViewChanged
+from trireme.cluster.messages import (
+    CaughtUp,
+    CopyLost,
+    HeartbeatHeard,
+    LinkLost,
+    ReadyToSwitch,
+    ViewChanged,
+)
 from trireme.cluster.placement import (
     Shards,
     balanced,
@@ -112,11 +121,16 @@ def take_link_lost(builder: DecisionBuilder, task: Task, message: LinkLost) -> N
     if BUSY in other.status:
         return  # no matter of a link either: the primary repeats it with its next heartbeats
     loser, keeper = (task, other) if message.server == leader else (other, task)
-    first, last = state.unlinked.get(loser.index, (builder.now, builder.now))
-    first = builder.now if builder.now - last > soon else first
+    first, last = state.unlinked.get(loser.index, (builder.now, -math.inf))
+    if builder.now - last > soon:
+        first = builder.now
+        builder.add_reason(f"{task.name} makes no progress with {other.name}: do both hear this?")
+        for each in (task, other):
+            if each.connection is not None:
+                builder.send(each.connection, HeartbeatHeard(first))  # they answer at once
     unlinked = {**state.unlinked, loser.index: (first, builder.now)}
     builder.state = state = replace(state, unlinked=unlinked)
-    if keeper.hears <= first:
+    if keeper.hears < first:
         return  # the primary repeats it with its next heartbeats here too
     shards = _shards(state)
     for number in range(len(shards)):
