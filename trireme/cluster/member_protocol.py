@@ -133,7 +133,7 @@ class MemberProtocol:
         self._joined = False
         self._leave_sent = self._signal_sent = False
         self._reported: tuple[Message, ...] = ()  # over this connection
-        self._next_heartbeat = 0.0
+        self._next_heartbeat, self._asked = 0.0, False
         self._unanswered_since: float | None = None  # since when an answer is due
         self._heard = 0.0  # the coordinator's time of its last answer to a heartbeat
         self._close_deadline: float | None = None  # until when the coordinator may close
@@ -215,7 +215,7 @@ class MemberProtocol:
         elif isinstance(message, HeartbeatHeard):
             self._heard = message.time
             if not due:  # the coordinator asks whether this task hears it
-                self._next_heartbeat = now
+                self._asked, self._next_heartbeat = True, now
         elif not isinstance(message, WaitingFor | Interrupted | Left):
             raise FrameError(f"the coordinator sent {type(message).__name__} to a member")
         return None
@@ -232,11 +232,6 @@ class MemberProtocol:
         if not self._joined or self._close_deadline is not None:
             return messages
         beats = now >= self._next_heartbeat
-        if beats:
-            self._next_heartbeat = now + self._interval
-            messages.append(Heartbeat(self.status(), self._heard))
-            if since is None:
-                self._unanswered_since = now
         if beats or self.reports != self._reported:
             self._reported = self.reports
             messages += self._reported
@@ -246,6 +241,13 @@ class MemberProtocol:
         if self.leaving is not None and not self._leave_sent:
             self._leave_sent = True
             messages.append(self.leaving)  # after the reports: nothing is heard of who left
+        if beats:
+            self._next_heartbeat = now + self._interval
+            # Asked for, it is the proof that the reports wait for.
+            at, self._asked = 0 if self._asked else len(messages), False
+            messages.insert(at, Heartbeat(self.status(), self._heard))
+            if since is None:
+                self._unanswered_since = now
         return messages
 
     def broke(self, now: float, error: Exception) -> float | None:
