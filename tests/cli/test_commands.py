@@ -335,6 +335,8 @@ def test_status_and_stop_of_a_running_job(capsys) -> None:
     )
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == "worker:0 | ready\n"
+    # A task may print before the launcher has noted its process id.
+    assert eventually(lambda: "worker:0" in read_record(Path("here")).pids)
     assert main(["status", "--json", "here"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert (status["state"], status["launcher"]) == ("running", launcher.pid)
