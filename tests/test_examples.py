@@ -127,7 +127,7 @@ def apart(output: str) -> list[float]:
     return [float(number) for number in said.groups()]
 
 
-@pytest.mark.slow(but=("two tasks",))
+@pytest.mark.slow(but=("one process",))
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "launch",

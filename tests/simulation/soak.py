@@ -95,6 +95,7 @@ def run_block(first: int) -> list[tuple[str, int, str]]:
             simulate(draw(mode, seed))
         except Exception as error:  # a bug may show as any
             failed.append((mode, seed, f"{type(error).__name__}: {error}"[:2000]))
+        gc.collect()  # quickly: what there was before is frozen
     return failed
 
 
@@ -104,6 +105,7 @@ def _begin() -> None:
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     gc.freeze()
+    gc.disable()
 
 
 def _read(path: Path) -> Place:

@@ -48,8 +48,10 @@ def small_tensors() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     gc.freeze()
+    gc.disable()
     with torch.no_grad():
         yield
+    gc.enable()
     gc.unfreeze()
     torch.set_num_threads(threads)
 
