@@ -43,9 +43,9 @@ SHELL := /bin/sh
 BIN := .venv/bin
 STAMP := .venv/.installed
 PYTEST_ARGS ?=
-# Three more than there are cores, for many tests wait for processes that they have started. 0 is
-# none beside pytest's own, as a debugger wants it.
-TEST_PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 3)
+# Two more than there are cores, for many tests wait for processes that they have started. 0 is none
+# beside pytest's own, as a debugger wants it.
+TEST_PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 2)
 MUTANTS_ARGS ?=
 FUZZ_ARGS ?=
 SOAK_ARGS ?=

@@ -120,7 +120,9 @@ def test_the_job_goes_on_without_a_killed_worker_and_its_examples_are_dealt_agai
 @pytest.mark.thorough
 def test_backup_workers_count_what_came_too_late(shell: Shell) -> None:
     steps = 40
-    count(shell, steps, "--ps", 1, "--workers", 3, "--strategy", "sync", "--aggregate", 2)
+    words = ("--ps", 1, "--workers", 3, "--strategy", "sync", "--aggregate", 2)
+    # Worker 0 waits once, with values that the other two have gone on from.
+    count(shell, steps, *words, program=("--wait-for", 28))
     data, known = saved(shell, steps), [notes(shell, worker) for worker in range(3)]
     assert updates(data) == [one["applied"] / 2 for one in known]
     assert [table(data)[worker] for worker in range(3)] == [one["applied"] for one in known]

@@ -20,7 +20,8 @@ def test_ctrl_c_saves_and_ends_with_130(shell: Shell) -> None:
     running, terminal = shell.start_at_terminal(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--run-dir", "run"), *ENDLESS
     )
-    running.until(r"global \d\d+/")
+    for worker in range(2):
+        running.until(rf"worker:{worker} \| .*global \d\d+/")
     os.write(terminal, CTRL_C)
     ended = running.ended()
     assert ended.status == 130, ended.text
