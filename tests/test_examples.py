@@ -106,6 +106,7 @@ def test_the_program_with_summaries(tmp_path: Path, mnist_dir: Path) -> None:
     assert len(list(tmp_path.glob("run/tensorboard/train/00100/test%2fhidden/sprite.png"))) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_convolutional_program(tmp_path: Path, cifar_dir: Path) -> None:
     output = run(tmp_path, EXAMPLES / "cifar10.py", "--data-dir", cifar_dir, "--max-steps", "20")

@@ -66,6 +66,7 @@ def finding(shell: Shell, run: Path) -> str:
     return next((text for text in seen["findings"] if "NOT SAVED" in text), "")
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_training_goes_on_and_the_alarm_is_loud(shell: Shell, small_disk: Path) -> None:
     run = small_disk / "run"

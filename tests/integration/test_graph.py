@@ -45,6 +45,7 @@ def big(shell: Shell, width: int, *words: object) -> list[dict[str, Any]]:
     return [json.loads((out / f"big-{task}.json").read_text()) for task in (0, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_each_task_stays_within_its_memory_limit(shell: Shell) -> None:
     """The model is created, trained, evaluated and saved."""
@@ -104,6 +105,7 @@ def test_started_again_from_a_checkpoint_they_end_at_the_same_bits(shell: Shell)
 # What is shown ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_towers_compute_at_the_same_time(shell: Shell) -> None:
     """The table says where each operation is, and the trace when it was computed."""

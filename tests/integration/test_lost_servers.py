@@ -92,6 +92,7 @@ def test_a_killed_server_costs_no_update(
     assert other["log_entries"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_servers_are_killed_one_after_the_other_as_they_are_filled_again(shell: Shell) -> None:
     steps = 1500
@@ -144,6 +145,7 @@ def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
         assert consumed(data) == [[0, steps * BATCH]]
 
 
+@pytest.mark.slow(but=("10",))
 @pytest.mark.thorough
 @pytest.mark.parametrize("grows_at", [10, 110])
 def test_a_job_that_has_added_parameters_goes_back_to_a_checkpoint_that_has_them(

@@ -44,6 +44,7 @@ def test_torchrun_starts_the_demo_as_it_stands(shell: Shell) -> None:
     assert json.loads(state.read_text())["state"]["workers"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_after_torchrun_s_restart_it_goes_on_from_the_newest_checkpoint(shell: Shell) -> None:
     ended = shell.start(

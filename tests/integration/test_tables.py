@@ -59,8 +59,8 @@ def all_known(shell: Shell, own: list[int]) -> None:
     assert own == [one["applied"] for one in known] == [one["attempted"] for one in known]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.slow(but=("shared memory",))
 @pytest.mark.parametrize("transport", [(), ("--transport", "tcp")], ids=["shared memory", "tcp"])
 def test_a_killed_worker_s_updates_count_once(shell: Shell, transport: tuple[str, ...]) -> None:
     steps = 120
@@ -176,6 +176,7 @@ with trireme.ps.connect("run", servers=servers, worker=worker, workers=2, strate
 """
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_programs_name_servers_that_were_started_by_hand(shell: Shell) -> None:
     (shell.directory / "own.py").write_text(OWN)

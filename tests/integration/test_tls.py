@@ -87,6 +87,7 @@ def plaintext(pids: Iterable[int]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_by_hand_on_two_hosts_with_certificates(shell: Shell) -> None:
     """`ps:0` on one, the workers on another; a third task comes with the certificate of another."""

@@ -17,8 +17,8 @@ from trireme.session.checkpoint import list_checkpoints, load, verify
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.slow(but=("ssp",))
 @pytest.mark.parametrize(
     ("servers", "strategy"),
     [

@@ -91,8 +91,8 @@ def test_it_is_evaluated_before_the_first_step_and_saved_when_one_asks_to_stop(
     assert saved is not None and saved.step == one > 5
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
-@pytest.mark.slow(but=("tied and frozen",))
 @pytest.mark.parametrize("build", ["LSTM", "tied and frozen"])
 def test_resumed_it_goes_on_with_the_same_bits(build: str, tmp_path: Path) -> None:
     _, undisturbed = trained(TWO, tmp_path / "at once", build)

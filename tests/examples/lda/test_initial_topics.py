@@ -45,6 +45,7 @@ def merged_by_trial(by_word: np.ndarray, by_document: np.ndarray, topics: int) -
     return by_word
 
 
+@pytest.mark.slow(but=("0",))
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(2))
 def test_the_topics_merge_whose_joint_probability_loses_least(seed: int) -> None:
