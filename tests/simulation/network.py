@@ -79,7 +79,7 @@ class Network:
         self.parted.pop((min(source, target), max(source, target)), None)  # it may end sooner
 
     def deafen(self, target: str, seconds: float) -> None:
-        """Holds back all that is sent to one for so long; what it sends itself passes."""
+        """Delays every message to one process for some seconds, and none that it sends."""
         self._deaf[target] = self.loop.now + seconds
 
     def part(self, one: str, other: str, seconds: float) -> None:
