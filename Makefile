@@ -81,6 +81,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 
 venv: $(STAMP)
 
+# Python compiles what it imports when it first does, which is a seventh of what pip would compile.
 $(STAMP): pyproject.toml constraints.txt
 	@if [ -z "$(PYTHON)" ]; then \
 	  echo "make: no Python 3.11 or newer here: install one, or say make PYTHON=/path/to/it" >&2; \
@@ -90,7 +91,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "make: $$PIP_EXTRA_INDEX_URL cannot be reached within 10 s: leave PIP_EXTRA_INDEX_URL out" \
 	    "(the PyTorch of PyPI is larger, and works without a GPU too)" >&2; exit 1; fi
 	"$(PYTHON)" -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,examples]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev,examples]'
 	@touch $@
 
 demo: $(STAMP)

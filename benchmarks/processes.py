@@ -32,6 +32,7 @@ THREADS = {
 
 _NEVER_GIVEN = range(20_000, 32_000)
 """Ports that Linux and others give to nobody who does not ask for one of them."""
+_system_random = random.SystemRandom()
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -145,11 +146,12 @@ def free_ports(count: int) -> list[int]:
     """Returns ports of the loopback that are free now, for peers that cannot choose one.
 
     They are not of those that systems give to whoever connects: such a one may be taken before the
-    peer, which has to start first, listens there.
+    peer, which has to start first, listens there. Nor does the seed of `random` choose them:
+    processes that have seeded it alike would choose the same ports.
     """
     with contextlib.ExitStack() as held:
         ports: list[int] = []
-        for port in random.sample(_NEVER_GIVEN, len(_NEVER_GIVEN)):
+        for port in _system_random.sample(_NEVER_GIVEN, len(_NEVER_GIVEN)):
             with contextlib.suppress(OSError):
                 held.enter_context(socket.create_server(("127.0.0.1", port)))
                 ports.append(port)

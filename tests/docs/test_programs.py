@@ -8,14 +8,13 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import free_ports
 from tests.conftest import PYTHONPATH
 from tests.docs.pages import ROOT, Page, pages
 from trireme.cli.command import COMMANDS
@@ -132,13 +131,6 @@ def environment(directory: Path) -> dict[str, str]:
         "XDG_CONFIG_HOME": str(directory / "config"),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), environ["PATH"]]),
     }
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns as many ports at which nobody listens now."""
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
 
 
 def elsewhere(blocks: list[str]) -> list[str]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import trireme
+from benchmarks.processes import free_ports
 from trireme.environments.flags import split_flags
 from trireme.errors import UsageError
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
@@ -123,8 +123,7 @@ print(session.task.name, "ends at", session.global_step)
 @pytest.mark.processes
 def test_python_starts_a_cluster_as_in_the_classic_tutorials(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     hosts = [f"--ps_hosts=localhost:{port}", "--worker_hosts=localhost:1,localhost:2"]
     tasks = [("ps", 0), ("worker", 0), ("worker", 1)]
     environ = {k: v for k, v in os.environ.items() if not k.startswith("TRIREME_")}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,8 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from benchmarks.processes import free_ports
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "test",
@@ -23,8 +24,7 @@ _SECONDS = 120.0
 @contextmanager
 def s3_server(log: Path) -> Iterator[str]:
     """Runs a server with the bucket `bucket`; yields its URL."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
