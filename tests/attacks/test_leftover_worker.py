@@ -54,7 +54,7 @@ def test_a_leftover_worker_is_told_and_its_pushes_count_nowhere(shell: Shell) ->
     leftover.send(signal.SIGCONT)
     told = leftover.ended()
     assert told.status == 1, told.text
-    assert "error: worker:0 belongs to an earlier start of job by-hand" in told.err
+    assert "worker:0 belongs to an earlier start of job by-hand" in told.err
     assert told.err.count("error: ") == 1, told.err
 
     (shell.directory / "second/enough").touch()
