@@ -27,28 +27,27 @@ class _Sample:
         self._names = [name for name, _, _ in placed]
         steps = [max(1, (stop - start) // _SAMPLE) for _, start, stop in placed]
         each = [
-            torch.arange(start, stop, step)
+            torch.arange(start, stop, step).clamp(max=max(start, stop - step))
             for (_, start, stop), step in zip(placed, steps, strict=True)
         ]
         self._counts = [len(places) for places in each]
-        counts, ends = torch.tensor(self._counts), torch.tensor([stop for _, _, stop in placed])
         self._first = torch.cat(each).to(device)
-        self._steps = torch.tensor(steps).repeat_interleave(counts).to(device)
-        self._last = (ends.repeat_interleave(counts) - 1).to(device)
+        self._steps = torch.tensor(steps).repeat_interleave(torch.tensor(self._counts)).to(device)
         self._places = self._first
-        self._number = 0
+        self._number = torch.zeros((), dtype=torch.int64, device=device)
         self._taken = torch.empty(0)
 
     def take(self, vector: torch.Tensor) -> None:
-        self._places = torch.minimum(self._first + self._number % self._steps, self._last)
-        self._number += 1
+        self._places = torch.remainder(self._number, self._steps).add_(self._first)
+        self._number.add_(1)
         self._taken = vector.index_select(0, self._places)
 
     def changed(self, vector: torch.Tensor) -> set[str]:
         """Returns the names of the parameters whose elements differ from those taken."""
-        differ = _bits(vector.index_select(0, self._places)) != _bits(self._taken)
-        if not differ.any():
+        here, before = _bits(vector.index_select(0, self._places)), _bits(self._taken)
+        if torch.equal(here, before):
             return set()
+        differ = here != before
         parts = zip(self._names, torch.split(differ, self._counts), strict=True)
         return {name for name, part in parts if part.any()}
 
