@@ -10,8 +10,8 @@ import pytest
 from tests.faults.threads import CannotStop, stopped_thread
 
 PROGRAM = """
-import threading, time
-count = 0
+import select, threading
+count, events = 0, select.epoll()
 def tell():
     for line in iter(input, "end"):
         print(count, flush=True)
@@ -19,7 +19,7 @@ def tell():
 threading.Thread(target=tell, daemon=True).start()
 while True:
     count += 1
-    time.sleep(0.001)
+    events.poll(0.001)
 """
 
 

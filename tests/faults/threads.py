@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-_SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
+_SEIZE, _INTERRUPT, _CONTINUE, _DETACH = 0x4206, 0x4207, 7, 17
 _ALL_CHILDREN = 0x40000000
+_EPOLL = ("232", "281", "22")
+"""The numbers of epoll_wait and epoll_pwait on x86-64, and of epoll_pwait on arm64."""
+_SECONDS = 60.0
 
 
 class CannotStop(Exception):
@@ -17,7 +22,9 @@ class CannotStop(Exception):
 
 @contextmanager
 def stopped_thread(thread: int) -> Iterator[None]:
-    """Stops a thread while the block runs. The process may end meanwhile.
+    """Stops a thread that waits for events, while the block runs. The process may end meanwhile.
+
+    One that does anything else may hold the interpreter's lock, and would stop all others too.
 
     Args:
         thread: its id in the system; that of a main thread is the process's.
@@ -26,13 +33,21 @@ def stopped_thread(thread: int) -> Iterator[None]:
         CannotStop: the system does not allow it.
     """
     _ptrace(_SEIZE, thread)
-    _ptrace(_INTERRUPT, thread)
-    os.waitpid(thread, _ALL_CHILDREN)
+    deadline = time.monotonic() + _SECONDS
     try:
+        while not _stopped_in_epoll(thread):
+            assert time.monotonic() < deadline, f"thread {thread} waits for no events"
+            _ptrace(_CONTINUE, thread)
         yield
     finally:
         with suppress(CannotStop):  # it has ended
             _ptrace(_DETACH, thread)
+
+
+def _stopped_in_epoll(thread: int) -> bool:
+    _ptrace(_INTERRUPT, thread)
+    os.waitpid(thread, _ALL_CHILDREN)
+    return Path(f"/proc/{thread}/syscall").read_text().split()[0] in _EPOLL
 
 
 def _ptrace(request: int, thread: int) -> None:
