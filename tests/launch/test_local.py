@@ -290,8 +290,8 @@ def test_a_worker_that_its_coordinator_has_given_up_is_killed(tmp_path: Path) ->
             "worker:0": "import time; killed = open(HERE + '/fifo').read()\n"
             "while os.path.exists('/proc/' + killed): time.sleep(0.01)\n"
             "print('done')",
-            "worker:1": "open(HERE + '/pid', 'w').write(str(os.getpid())); "
-            "held = open(HERE + '/fifo', 'w'); held.write(str(os.getpid())); held.flush(); "
+            "worker:1": "held = open(HERE + '/fifo', 'w'); held.write(str(os.getpid())); "
+            "held.flush(); open(HERE + '/pid', 'w').write(str(os.getpid())); "
             f"{FOR_EVER}",
         },
         limits=SupervisionLimits(settle=0.2, end=0.3),

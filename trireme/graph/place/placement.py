@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal, get_args
 
 import numpy as np
@@ -57,7 +59,8 @@ def place(
     smaller risk is better: the duration of a step and a tenth of that of its transfers, whose
     durations are less certain than those of computations. But everything stays on one device, as
     far as the constraints allow it, unless another placement makes the risk smaller by at least
-    `GAIN`. The local search looks at `evaluations` placements, fewer of large graphs.
+    `GAIN`. The search looks at `evaluations` placements: at all where there are no more, at fewer
+    of large graphs.
 
     Raises:
         ConfigurationError: no placement that was found fits, or impossible constraints.
@@ -107,9 +110,27 @@ def _starts(problem: Problem, algorithm: str) -> dict[str, Ints]:
 
 
 def _searched(problem: Problem, numbers: random.Random, evaluations: int) -> dict[str, Ints]:
-    """Returns what each algorithm finds, and what local search makes of the best of them."""
+    """Returns what each algorithm finds, and the best of all where there are few enough.
+
+    Else local search improves the best of those.
+    """
     coarse, runs = coarsened(problem, COARSE_NODES)
     starts = _starts(coarse, "single") | _starts(coarse, "cuts")
+    able = [np.flatnonzero(row) for row in coarse.allowed]
+    if math.prod(map(len, able)) <= evaluations:
+        every = (np.array(each, dtype=np.intp) for each in product(*able))
+        better = {"every placement": min(every, key=coarse.score)}
+    else:
+        better = _improved(coarse, starts, numbers, evaluations)
+    return {
+        name: problem.nearest_choice(choice[coarse.units][runs])
+        for name, choice in (starts | better).items()
+    }
+
+
+def _improved(
+    coarse: Problem, starts: Mapping[str, Ints], numbers: random.Random, evaluations: int
+) -> dict[str, Ints]:
     # A simulation of a large graph takes longer.
     readings = len(coarse.simulator.costs.values) * coarse.simulator.micro_batches
     turns = min(evaluations, 1_000_000 // (150 + readings)) // 2
@@ -123,10 +144,7 @@ def _searched(problem: Problem, numbers: random.Random, evaluations: int) -> dic
     # Half of the time for all of them; the other half for the one that has come furthest.
     best = min(better, key=lambda each: coarse.score(better[each]))
     better[best] = improved(coarse, better[best], turns, numbers)
-    return {
-        name: problem.nearest_choice(choice[coarse.units][runs])
-        for name, choice in (starts | better).items()
-    }
+    return better
 
 
 def _too_large(problem: Problem, placed: Ints) -> ConfigurationError:
