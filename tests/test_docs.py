@@ -100,6 +100,7 @@ def test_a_struct_is_a_row_with_its_fields_and_the_first_sentence_about_it(build
     assert build.struct_row(Thing) == "| `Thing` | `a, b?` | A thing |"
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_the_program_on_the_front_page_runs_as_it_stands(tmp_path: Path) -> None:
     page = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -72,6 +72,7 @@ def test_a_job_that_has_ended_says_that_nothing_was_left_to_do(tmp_path: Path) -
     assert reached(again) == first
 
 
+@pytest.mark.thorough
 def test_the_replicated_program(tmp_path: Path, mnist_dir: Path) -> None:
     output = run(
         tmp_path, EXAMPLES / "mnist_replica.py", "--data_dir", mnist_dir, "--max_steps", "400"

@@ -83,6 +83,7 @@ def accuracy(network: nn.Module, dataset: TensorDataset) -> float:
         return (network(inputs).argmax(1) == targets).float().mean().item()
 
 
+@pytest.mark.thorough
 def test_digits_are_learned() -> None:
     pytest.importorskip("sklearn.datasets")
     torch.manual_seed(0)

@@ -296,6 +296,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", RULES)
 def test_a_server_serves_on(name: str, seed: int) -> None:

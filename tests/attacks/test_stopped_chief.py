@@ -111,6 +111,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.thorough
 def test_a_chief_that_wakes_while_it_takes_over_does_not_take_over_from_its_successor(
     tmp_path: Path,
 ) -> None:

@@ -284,6 +284,7 @@ def test_a_strangers_run_directory_controls_no_terminal(capsys, running: bool) -
         assert capsys.readouterr().err.strip().isprintable()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_what_is_refused_is_not_said_to_be_tried_again(capsys) -> None:
     write("train.py", "import trireme\nraise trireme.UsageError('there is no --batchsize')")
@@ -304,6 +305,7 @@ def test_a_program_that_raises_shows_that_once(capsys) -> None:
     assert "Traceback" in Path("here/logs/worker-0.log").read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_bad_usage_found_by_a_worker_is_status_2(capsys) -> None:
     write("train.py", "import trireme\nraise trireme.UnsupportedOptimizerError('no LBFGS')")
@@ -544,6 +546,7 @@ def test_an_address_file_that_cannot_be_written_is_bad_usage() -> None:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-"])
 def test_a_program_without_standard_streams_starts_jobs(closed: str) -> None:
     Path("program.py").write_text("print('runs')\n")

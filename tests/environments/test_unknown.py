@@ -84,6 +84,7 @@ def test_what_says_more_counts(environ: dict[str, str]) -> None:
     assert detect(environ | {TASK_VARIABLE: encode_task(TaskConfig(job="j"))}).job == "j"
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_a_program_says_so_in_one_line() -> None:
     program = (

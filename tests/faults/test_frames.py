@@ -89,6 +89,7 @@ MODES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cluster", MODES.values(), ids=MODES)
 @pytest.mark.parametrize("fault", [*UP, *DOWN])
 def test_every_update_counts_once(cluster: Cluster, fault: str) -> None:

@@ -11,6 +11,7 @@ from tests.conftest import PYTHONPATH
 from trireme.fork.process import MODULES, reason_not_to_fork
 
 
+@pytest.mark.thorough
 @pytest.mark.processes
 def test_of_what_tasks_need_only_the_compiler_of_torch_loads_sympy() -> None:
     """It takes half a second, in each process that a test starts: there the compiler waits."""

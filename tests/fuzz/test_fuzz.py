@@ -39,6 +39,7 @@ def test_handshakes() -> None:
     assert not outcome.counts["without the secret, to a server: admitted"]
 
 
+@pytest.mark.thorough
 def test_checkpoints(tmp_path: Path) -> None:
     outcome = run_cases("checkpoints", CheckpointFuzzer(tmp_path).run_case, 150, SEED)
     assert outcome.counts["bytes: refused"] > 20
@@ -137,6 +138,7 @@ def test_handshakes_find_a_proof_that_is_not_looked_at(monkeypatch: pytest.Monke
     _handshakes_find("AssertionError")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("field", ["epoch", "incarnation", "task", "nonce"])
 def test_handshakes_find_what_no_proof_covers(monkeypatch: pytest.MonkeyPatch, field: str) -> None:
     """Each field of `Hello` has to be under the proof: else whoever sits between can change it."""

@@ -96,6 +96,7 @@ def test_a_worker_that_dies_twice_is_started_again_and_nothing_counts_twice(shel
     assert sum(stop - start for start, stop in consumed(data)) == steps * BATCH
 
 
+@pytest.mark.thorough
 def test_the_job_goes_on_without_a_killed_worker_and_its_examples_are_dealt_again(
     shell: Shell,
 ) -> None:

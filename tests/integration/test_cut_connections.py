@@ -92,6 +92,7 @@ MODES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("cluster", MODES.values(), ids=MODES)
 def test_every_update_counts_once_however_often_connections_break(

@@ -106,6 +106,7 @@ def test_an_unknown_option_suggests_one(shell: Shell) -> None:
     assert "did you mean --workers?" in ended.err
 
 
+@pytest.mark.thorough
 def test_a_killed_server_fails_the_job_by_name_soon(shell: Shell) -> None:
     running = shell.start(
         *("run", "--ps", 2, "--workers", 2, "--strategy", "async", "--run-dir", "run"),

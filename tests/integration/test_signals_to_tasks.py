@@ -103,6 +103,7 @@ def test_one_worker_leaves_and_the_others_go_on_until_the_job_is_interrupted(
     )
 
 
+@pytest.mark.thorough
 def test_who_leaves_loses_no_update_and_no_example(shell: Shell) -> None:
     steps = 300
     program = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps, "--pause", 0.02)

@@ -32,6 +32,7 @@ TOGETHER = {
 WAYS = {f"one worker, {way}": c for way, c in ALONE.items()} | TOGETHER
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_what_one_plain_process_makes_of_it(case: str, way: str) -> None:
@@ -54,6 +55,7 @@ def test_the_penalty_of_l2_is_for_unused_parameters_too(way: str) -> None:
     assert difference(values, plain("unused", l2=0.1)) <= EXACT
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{"clip_norm": 0.1}, {"accumulate": 2}], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", ["alternating", "gated"])
@@ -105,6 +107,7 @@ CROSSINGS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("before, after", CROSSINGS, ids=lambda c: f"{c.workers}w{c.servers}s")
 @pytest.mark.parametrize("case", ["unused", "thawed", "alternating", "gated"])
 def test_counters_that_differ_cross_to_other_strategies(

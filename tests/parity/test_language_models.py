@@ -66,6 +66,7 @@ def plain(model: nn.Module) -> Values:
     return values_of(model)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("build", [lstm, transformer])
 @pytest.mark.parametrize("cluster", CLUSTERS.values(), ids=CLUSTERS)
 def test_the_lanes_of_all_workers_are_those_of_one_process(

@@ -82,6 +82,7 @@ SCHEDULES = {
 """The last moves momentum, or the betas, too."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 @pytest.mark.parametrize("make", [sgd(), adam()], ids=["sgd", "adam"])
 def test_schedules_count_global_steps(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.plugins.installed import trireme
 from trireme.cli.command import COMMANDS
 
 
+@pytest.mark.thorough
 def test_it_is_listed_completed_explained_and_runs(directory: Path) -> None:
     help = trireme(directory, "--help").stdout
     assert re.search("^  size +print how many bytes a run takes on disk$", help, re.MULTILINE)

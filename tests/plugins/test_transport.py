@@ -43,6 +43,7 @@ def test_a_job_runs_over_it(directory: Path) -> None:
     assert record["coordinator"].startswith("unix://127.0.0.1:")
 
 
+@pytest.mark.thorough
 def test_what_no_job_can_have_is_refused(directory: Path) -> None:
     program = ROOT / "examples" / "digits.py"
     wrong = trireme(directory, "run", "--transport", "unx", program, status=2).stderr

@@ -220,6 +220,7 @@ def test_the_number_of_servers_changes_no_bit(case: str) -> None:
             assert torch.equal(state[key], same[key]), key
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("counts", [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1)], ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_state_moves_to_another_number_of_servers(case: str, counts: tuple[int, int]) -> None:
@@ -371,6 +372,7 @@ def denormal(state: State) -> int:
     return sum(int(((t != 0) & (t.abs() < SMALLEST_NORMAL)).sum()) for _, t in state)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "hyper"), CASES.values(), ids=CASES)
 def test_numbers_too_small_to_be_normal_count_as_zero_and_change_no_value(
     name: str, hyper: Hyper

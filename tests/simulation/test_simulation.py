@@ -127,6 +127,7 @@ def with_one_deaf_server(mode: str) -> Iterator[Schedule]:
         )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mode", ["links", "sync-links"])
 def test_one_deaf_server_costs_no_values(mode: str) -> None:
     """It is heard for a while, and its copies are lost: the others' are not given up before."""
@@ -492,6 +493,7 @@ def test_a_seed_is_one_schedule_and_one_run() -> None:
     assert len(first) > 100
 
 
+@pytest.mark.thorough
 def test_the_command_line_tells_of_each_mode(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", f"0:{len(MODES)}"]) == 0
     lines = capsys.readouterr().out.splitlines()

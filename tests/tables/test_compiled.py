@@ -8,6 +8,7 @@ import sys
 import pytest
 
 
+@pytest.mark.thorough
 def test_without_numba_the_error_says_what_to_install() -> None:
     program = """
 import sys

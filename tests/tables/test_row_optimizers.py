@@ -67,6 +67,7 @@ def train_torch(table: Table, make: MakeTorch, lr: dict[int, float] | None = Non
     return trained
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     ("optimizer", "make"),

@@ -80,6 +80,7 @@ def test_a_file_of_one_document_a_line(tmp_path: Path) -> None:
         documents.read(tmp_path / "nothing")
 
 
+@pytest.mark.thorough
 def test_the_text_that_python_brings() -> None:
     made = documents.of_python()
     assert len(made) > 1000 and len(made.words) > 80_000 and len(made.vocabulary) > 1500

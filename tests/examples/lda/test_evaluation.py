@@ -32,6 +32,7 @@ def plain(topics: np.ndarray, documents: Documents, alpha: float) -> float:
     return float(np.exp(-np.mean(logs)))
 
 
+@pytest.mark.thorough
 def test_it_is_what_a_plain_computation_gives() -> None:
     topics = (PLANTED.topics + 1e-3) / (1 + 40e-3)
     found = perplexity(topics, PLANTED.documents, alpha=0.2)

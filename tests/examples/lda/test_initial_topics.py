@@ -79,6 +79,7 @@ def test_as_many_topics_as_were_planted_recover_them(seed: int) -> None:
     assert recovered(planted.topics, found) >= 0.95
 
 
+@pytest.mark.thorough
 def test_the_same_arguments_give_the_same_topics() -> None:
     planted = planted_topics(3, 30, 20)
     one, again, other = (

@@ -64,6 +64,7 @@ def test_any_fixed_proposals_leave_the_posterior_as_it_is(exact: Probabilities, 
     assert distance(sizes / sizes.sum(), exact) < NOISE
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("steps", "bound"), [(8, 0.04), (2, 0.06)])
 def test_sweeps_with_proposals_of_each_block(
     exact: Probabilities, steps: int, bound: float

@@ -27,6 +27,7 @@ def counted(*samplers: tuple[TopicSampler, Documents]) -> np.ndarray:
     return rows
 
 
+@pytest.mark.thorough
 def test_planted_topics_are_found() -> None:
     planted = planted_topics(20, 1000, 1000, length=80, alpha=0.05, beta=0.05)
     counts = LocalCounts(1000, 20)

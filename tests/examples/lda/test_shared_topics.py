@@ -75,6 +75,7 @@ def work(shared: SharedTopics, sweeps: int) -> None:
         pass
 
 
+@pytest.mark.thorough
 def test_every_sweep_leaves_the_counts_of_the_assignments() -> None:
     ps = Memory(Stored())
     shared = shared_topics(ps)

@@ -20,6 +20,7 @@ from trireme.errors import ConfigurationError, DataError
 from trireme.session.model.batch import examples_in
 
 
+@pytest.mark.thorough
 def test_rows(tmp_path: Path) -> None:
     text = "+1 3:0.5 7:-2e1 # comment 1:1\n\n# all comment\n-1\n0.5\t12 qid:9 13:.25\r\n1 0:1"
     reader = LibsvmReader(written(tmp_path / "rows", text))

@@ -133,6 +133,7 @@ def rows_of(size: int) -> torch.Tensor:
     return torch.randn(size, WIDTH, dtype=torch.float64, generator=generator)
 
 
+@pytest.mark.thorough
 @settings(max_examples=8, deadline=None)
 @given(model=expressions(), training=st.booleans())
 def test_random_graphs_compute_the_same(model: Expressions, training: bool) -> None:

@@ -134,6 +134,7 @@ def by_several(rank: int, case: Case, graph: bytes) -> tuple[Any, ...]:
     return found, gradients_of(model), buffers_of(model), mine
 
 
+@pytest.mark.thorough
 @settings(max_examples=EXAMPLES, deadline=None, phases=set(Phase) - {Phase.shrink})
 @given(case=cases())
 def test_any_graph_in_any_placement_equals_one_process(group: StandingGroup, case: Case) -> None:

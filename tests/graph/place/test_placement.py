@@ -36,6 +36,7 @@ def at_random(problem: Problem, numbers: random.Random) -> Ints:
     return np.array([numbers.choice(devices) for devices in able], dtype=np.intp)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_placed_at_least_as_well_as_by_hand(name: str, micro_batches: int) -> None:

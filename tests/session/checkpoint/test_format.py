@@ -86,6 +86,7 @@ within_one_directory = settings(
 )
 
 
+@pytest.mark.thorough
 @given(data=checkpoints, shard_bytes=st.sampled_from([1, 16, 100, 2**31]))
 @within_one_directory
 def test_what_is_loaded_is_what_was_saved(

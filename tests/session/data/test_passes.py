@@ -146,6 +146,7 @@ def check(counts: list[dict[str, list[int]]], cluster: Cluster) -> None:
         assert set(times) == set(range(SIZE))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
 def test_each_example_is_in_each_pass(
@@ -246,6 +247,7 @@ def said(
     return saying
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("passes", ["loader", "session"])
 @pytest.mark.parametrize("skips", ["each third", "the last", "one worker"])
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=str)

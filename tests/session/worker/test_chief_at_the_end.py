@@ -333,6 +333,7 @@ def test_what_others_learn_is_saved_when_it_is_due_while_the_chief_waits_for_the
 LOOPS = (3, 11, 29)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize(
     "options",

@@ -53,6 +53,7 @@ def in_order(tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
     return dict(sorted(tensors.items()))
 
 
+@pytest.mark.thorough
 def test_a_job_goes_on_on_other_servers_bit_for_bit(tmp_path: Path) -> None:
     def part(name: str, servers: int, start: int, stop: int) -> None:
         cluster = Cluster(workers=2, servers=servers, strategy="sync")

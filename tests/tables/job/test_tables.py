@@ -140,6 +140,7 @@ def expected(optimizer: str) -> list[torch.Tensor]:
     return plain(optimizer, STEPS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("cluster", "optimizer", "ahead"),
     [
@@ -212,6 +213,7 @@ class Shared(nn.Module):
         return out
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.05}, {"accumulate": 4}], ids=str)
 @pytest.mark.parametrize(
     "cluster", [Cluster(servers=0), Cluster(workers=2, servers=2, strategy="sync")], ids=str
