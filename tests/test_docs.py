@@ -39,6 +39,7 @@ def build(monkeypatch: pytest.MonkeyPatch):
     return module
 
 
+@pytest.mark.thorough
 def test_generated_pages_are_up_to_date_and_links_lead_somewhere() -> None:
     ended = subprocess.run(
         [sys.executable, BUILD, "--check"], capture_output=True, text=True, timeout=60

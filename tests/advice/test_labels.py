@@ -44,6 +44,7 @@ def labels_left_out_late() -> list[str]:
     return [line for line in lines if "targets are -100" in line]
 
 
+@pytest.mark.thorough
 def test_the_chief_alone_says_so_once() -> None:
     chief, other = run_process_group(ProcessGroup(workers=2), labels_left_out_late).values
     assert (len(chief), other) == (1, [])

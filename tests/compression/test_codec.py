@@ -128,6 +128,7 @@ def test_the_command_line_knows_these_codecs() -> None:
     assert set(job_config.CODECS) == {"none", *CODECS}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_is_not_finite_is_forgotten(name: str, bad: float) -> None:

@@ -19,6 +19,7 @@ def test_every_module_that_is_offered_is_there() -> None:
         _ = trireme.data.nothing
 
 
+@pytest.mark.thorough
 def test_modules_are_imported_when_they_are_asked_for() -> None:
     program = """
 import sys

@@ -70,6 +70,7 @@ def test_a_case_that_raises_is_named_so_that_it_can_be_repeated() -> None:
     assert [draw.random() for _ in range(234)] == numbers[1000:]
 
 
+@pytest.mark.thorough
 def test_a_case_that_keeps_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[mmap.mmap] = []
 

@@ -48,6 +48,7 @@ def test_two_servers_compute_the_bits_that_one_does(make) -> None:
         assert difference(one, several) == 0.0
 
 
+@pytest.mark.thorough
 @MAKERS
 def test_a_deterministic_run_is_bit_equal_to_its_repeat(make) -> None:
     problem, cluster = float32(), Cluster(3, 2, "sync")

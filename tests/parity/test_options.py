@@ -152,6 +152,7 @@ def test_l2_reaches_weights_that_no_batch_uses(cluster: Cluster) -> None:
     assert_equal(cluster, sgd(), Recipe(l2=0.05), problem, l2=0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("pieces", [2, 5])
 def test_accumulation_makes_the_same_update(cluster: Cluster, pieces: int) -> None:
     assert_equal(cluster, sgd(), Recipe(), accumulate=pieces)
@@ -186,6 +187,7 @@ AVERAGES = {
 """The latter reaches its last decay at step 13 of 20."""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("ema", "decay"), AVERAGES.values(), ids=AVERAGES)
 def test_the_moving_average_is_saved_and_evaluated(
     cluster: Cluster, ema: Any, decay: Any, tmp_path: Path

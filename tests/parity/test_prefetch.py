@@ -107,6 +107,7 @@ def counted(cluster: Cluster, steps: int, *, leave_after: int | None = None) -> 
     return run_job(cluster, session, program).values
 
 
+@pytest.mark.thorough
 @SCHEMES
 @pytest.mark.parametrize("strategy", ["async", "ssp"])
 @pytest.mark.parametrize("servers", [1, 2])

@@ -111,6 +111,7 @@ def test_goes_on_with_other_workers_at_the_exact_example(tmp_path: Path) -> None
     assert resumed.state["consumed"] == {"train": [[0, examples]]}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_moves_between_a_lone_process_and_servers(make: OptimizerFactory, tmp_path: Path) -> None:
     """The optimizers are different objects there, and do the same: up to rounding."""

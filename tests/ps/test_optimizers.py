@@ -191,6 +191,7 @@ def test_every_optimizer_of_the_registry_is_tested() -> None:
     assert {name for name, _ in CASES.values()} == set(OPTIMIZERS)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_torch_on_the_models_own_tensors(case: str, dtype: str) -> None:
@@ -320,6 +321,7 @@ def test_a_server_without_elements_does_nothing() -> None:
 # A sum, and what to divide it by ------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtypes", [("float32",), ("float32", "float64"), ("bfloat16",)], ids=str)
 @pytest.mark.parametrize("divisor", [2.0, 3.0, 0.1])
 @pytest.mark.parametrize(("name", "hyper"), CASES.values(), ids=CASES)

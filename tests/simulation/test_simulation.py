@@ -62,6 +62,7 @@ def parts() -> list[Any]:
     ]
 
 
+@pytest.mark.thorough(but=("async-0", "links-0", "sync-links-0"))
 @pytest.mark.parametrize("first", parts())
 @pytest.mark.parametrize("mode", MODES)
 def test_every_invariant_holds(mode: str, first: int) -> None:

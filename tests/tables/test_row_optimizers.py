@@ -93,6 +93,7 @@ def test_torch_gives_the_same_rows(optimizer: Optimizer, make: MakeTorch, dtype:
     np.testing.assert_allclose(train(table), expected, rtol=precise, atol=precise)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "optimizer",
     [

@@ -51,6 +51,7 @@ def train(session: Session) -> int:
     return made
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("strategy", "servers", "prefetch"),
     [("sync", 1, False), ("async", 2, False), ("async", 1, True)],

@@ -92,6 +92,7 @@ def test_the_same_arguments_give_the_same_topics() -> None:
     assert not np.array_equal(drawn, one.draw(planted.documents, 6))
 
 
+@pytest.mark.thorough
 def test_the_sample_is_every_nth_document() -> None:
     documents = Documents.of([[0, 0], [1, 1], [3, 4], [1, 1], [0, 3]], tuple("abcde"))
     initial = InitialTopics.learned(documents, 2, sweeps=1, sample_tokens=5)

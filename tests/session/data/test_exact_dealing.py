@@ -54,6 +54,7 @@ def check(counts: list[Counts]) -> None:
         assert all(loop == epoch for loop, epoch, _ in found), kind
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "cluster",
     [
@@ -179,6 +180,7 @@ def other_choice() -> str:
     return ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "group",
     [

@@ -35,6 +35,7 @@ def order(session: Session, dataset: Any, arguments: dict[str, Any], epochs: int
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", kinds())
 def test_a_resumed_job_goes_on_at_the_exact_example(kind: str, tmp_path: Path) -> None:
     dataset, arguments = kinds()[kind]

@@ -48,6 +48,7 @@ def train(name: str, run_dir: Path) -> tuple[int, int]:
     return session.worker.rejoined, session.global_step
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["stop", "saving"])
 def test_it_comes_back(name: str, tmp_path: Path) -> None:
     group = ProcessGroup(servers=1, strategy="sync")

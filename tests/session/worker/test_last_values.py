@@ -26,6 +26,7 @@ CLUSTERS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
 def test_the_model_is_the_last_checkpoint_to_the_bit(cluster: Cluster, tmp_path: Path) -> None:
     torch.manual_seed(3)

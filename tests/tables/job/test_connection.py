@@ -76,6 +76,7 @@ def values(ps: Connection) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "cluster",
     [
