@@ -4,7 +4,7 @@
 #   make test     tests of everything, some five minutes on two quiet cores
 #                                                make test PYTEST_ARGS='-k wire -x'
 #                                                make test TEST_PROCESSES=0 PYTEST_ARGS=--pdb
-#   make test-all what continuous integration runs: each promise in each way, some twenty minutes
+#   make test-all what continuous integration runs: each promise in each way, some fifteen minutes
 #   make test-without   all tests without any plug-in, and what is left with each alone: an hour;
 #                 with PLUGIN=graph all without that one; with WHOLE=1 all without each: half a day
 #                                                make test-without PLUGIN=graph TESTS=tests/session

@@ -406,10 +406,13 @@ def test_a_job_is_its_launcher_a_template_and_its_tasks_which_all_end_with_the_l
     assert launcher.stdout is not None
     shown = (line.split() for line in launcher.stdout)
     children = [int(next(words[-1] for words in shown if "child" in words)) for _ in range(2)]
-    tasks = psutil.Process(launcher.pid).children()
-    pids = {*read_record(Path("here")).pids.values()}
-    assert len(pids) == 3 and len({task.pid for task in tasks} - pids) == 1, "and the template"
-    launcher.kill()
+    try:
+        while len(pids := {*read_record(Path("here")).pids.values()}) < 3:  # it notes them soon
+            assert launcher.poll() is None
+        tasks = psutil.Process(launcher.pid).children()
+        assert len({task.pid for task in tasks} - pids) == 1, "and the template"
+    finally:
+        launcher.kill()
     gone = [*tasks, *map(psutil.Process, children)]
     assert psutil.wait_procs(gone, 30.0)[1] == []
     launcher.stdout.close()
