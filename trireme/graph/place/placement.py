@@ -21,7 +21,7 @@ from trireme.graph.place.starts import contiguous_cuts, round_robin
 
 Algorithm = Literal["best", "single", "round-robin", "cuts"]
 ALGORITHMS = get_args(Algorithm)
-"""How to place: `best` tries `single` and `cuts`, then all placements, or searches from the best."""
+"""How to place: `best` tries `single` and `cuts`, then all placements or a search from the best."""
 
 COARSE_NODES = 200
 """The largest number of nodes that the search works with; larger graphs are coarsened first."""
