@@ -50,7 +50,7 @@ def reached(output: str) -> float:
     return float(ending[1])
 
 
-@pytest.mark.thorough
+@pytest.mark.slow  # the program of the front page is spread alike
 def test_the_demo_on_a_server_and_two_workers(tmp_path: Path) -> None:
     launch = ("-m", "trireme", "run", "--ps", "1", "--workers", "2", "--run-dir", "run")
     output = run(tmp_path, *launch, EXAMPLES / "digits.py", "--max-steps", "500")

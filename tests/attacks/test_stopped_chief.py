@@ -48,7 +48,7 @@ except Exception as error:
 """
 
 
-@pytest.mark.thorough(but=("first-True", "second-False"))
+@pytest.mark.slow(but=("first-True", "second-False"))
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("successor", ["first", "second"])
 def test_what_a_chief_saves_that_wakes_is_older_than_what_its_successor_saves(

@@ -60,7 +60,7 @@ def devices(run_dir: Path, run: str) -> dict[str, str]:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    "options", [(), pytest.param(("--lean",), marks=pytest.mark.thorough)], ids=["at once", "lean"]
+    "options", [(), pytest.param(("--lean",), marks=pytest.mark.slow)], ids=["at once", "lean"]
 )
 def test_the_graph_of_a_placed_model_has_the_devices_of_the_tasks(
     tmp_path: Path, options: tuple[str, ...]

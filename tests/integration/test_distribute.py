@@ -22,7 +22,11 @@ LOOP = PROGRAMS / "loop.py"
     ("command", "words"),
     [
         (TORCHRUN, ("--nproc-per-node", 2)),
-        (TRIREME, ("run", "--workers", 2, "--strategy", "fsdp")),
+        pytest.param(
+            TRIREME,
+            ("run", "--workers", 2, "--strategy", "fsdp"),
+            marks=pytest.mark.slow,
+        ),
         (TRIREME, ("run", "--ps", 1, "--workers", 2, "--strategy", "sync")),
     ],
 )

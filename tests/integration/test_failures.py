@@ -122,7 +122,7 @@ def test_a_killed_server_fails_the_job_by_name_soon(shell: Shell) -> None:
     assert "Traceback" not in ended.text
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_killed_server_costs_what_was_learned_since_the_checkpoint(
     shell: Shell,
 ) -> None:

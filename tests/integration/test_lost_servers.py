@@ -145,8 +145,7 @@ def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
         assert consumed(data) == [[0, steps * BATCH]]
 
 
-@pytest.mark.slow(but=("10",))
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("grows_at", [10, 110])
 def test_a_job_that_has_added_parameters_goes_back_to_a_checkpoint_that_has_them(
     shell: Shell, grows_at: int

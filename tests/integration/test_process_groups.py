@@ -53,8 +53,7 @@ def test_a_killed_process_ends_the_job_and_is_named(job: str, shell: Shell) -> N
     assert time.time() - killed < 60
 
 
-@pytest.mark.thorough
-@pytest.mark.slow(but=("allreduce",))
+@pytest.mark.slow
 @pytest.mark.parametrize("job", ["allreduce", "pipeline"])
 def test_started_again_from_a_checkpoint_they_end_at_the_same_bits(
     job: str, shell: Shell, tmp_path: Path

@@ -27,8 +27,7 @@ def test_two_workers_and_a_server_on_one_timeline(shell: Shell) -> None:
         assert sum(event["name"] == "aten::addmm" for event in computed) == 2 * 3
 
 
-@pytest.mark.slow(but=("pipeline",))
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["allreduce", "pipeline"])
 def test_two_workers_without_servers_on_one_timeline(strategy: str, shell: Shell) -> None:
     ended = shell.run(

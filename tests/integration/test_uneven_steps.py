@@ -30,7 +30,7 @@ def run(shell: Shell, strategy: str, way: str, fault: str, *options: object) -> 
 
 
 @pytest.mark.thorough
-@pytest.mark.slow(but=("end-fsdp-loop", "skip-allreduce-session"))
+@pytest.mark.slow(but=("skip-allreduce-session",))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
@@ -51,8 +51,7 @@ def test_a_process_with_fewer_steps_is_an_error_that_names_it(
     assert "Traceback" not in ended.text and "SIGABRT" not in ended.text
 
 
-@pytest.mark.thorough
-@pytest.mark.slow(but=("fsdp-loop",))
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_process_that_stands_still_is_waited_for_as_long_as_the_progress_timeout_says(

@@ -54,8 +54,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return start
 
 
-# Continuous integration has no package of recipes: of the programs that need none it runs one way.
-@pytest.mark.slow(but=("resnet-one worker",))
+@pytest.mark.slow
 @pytest.mark.recipes
 @pytest.mark.processes
 @pytest.mark.thorough

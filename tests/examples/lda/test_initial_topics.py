@@ -45,8 +45,7 @@ def merged_by_trial(by_word: np.ndarray, by_document: np.ndarray, topics: int) -
     return by_word
 
 
-@pytest.mark.slow(but=("0",))
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_the_topics_merge_whose_joint_probability_loses_least(seed: int) -> None:
     generator = np.random.default_rng(seed)
@@ -64,6 +63,7 @@ def test_the_topics_merge_whose_joint_probability_loses_least(seed: int) -> None
     assert sorted(by_word[left].tolist()) == sorted(expected.tolist())
 
 
+@pytest.mark.slow(but=("1",))
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(2))
 def test_as_many_topics_as_were_planted_recover_them(seed: int) -> None:
