@@ -125,6 +125,23 @@ def test_one_that_fails_to_import_names_its_distribution_and_why(install: Instal
     assert "one" in COMMANDS  # to list names imports nothing
 
 
+@pytest.mark.parametrize("value", ["not a valid::value", ""])
+def test_an_entry_point_of_another_form_disturbs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    write_metadata(tmp_path, "odd", points=f"[trireme.commands]\none = {value}\n")
+    assert {"one", "run"} <= set(COMMANDS.names())
+    assert COMMANDS.load("run")
+    with pytest.raises(ConfigurationError, match=r"one of odd 1\.5, .*is not of the form package"):
+        COMMANDS.load("one")
+    (tmp_path / "odd-1.5.dist-info" / "METADATA").unlink()
+    forget()
+    with pytest.raises(ConfigurationError, match="one of a package without METADATA"):
+        COMMANDS.load("one")
+    forget()
+
+
 @pytest.mark.parametrize(
     ("code", "why"),
     [

@@ -146,7 +146,7 @@ def _read() -> Any:
 def _points(group: str) -> tuple[EntryPoint, ...]:
     """Returns the entry points of a group."""
     points: tuple[EntryPoint, ...] = tuple(_read().select(group=group))
-    own = any(point.module.startswith("trireme.") for point in points)
+    own = any(point.value.startswith("trireme.") for point in points)
     if not own and group in _CORE:
         raise ConfigurationError(
             f"the installed metadata of {_OWN} have no entry points {group}: they are older than "
@@ -169,6 +169,8 @@ def _load(group: str, what: str, name: str) -> Any:
             f"the {what} {name} needs {missing}: pip install "
             f"'{_source(point).name}[{','.join(point.extras)}]'"
         )
+    if not _is_formed(point):
+        raise _refused(group, what, name, "is not of the form package.module:object")
     try:
         return point.load()
     except (Exception, SystemExit) as error:  # whatever another's module raises
@@ -208,7 +210,7 @@ def _unknown(group: str, what: str, name: str) -> str:
 
 def _missing(point: EntryPoint) -> str:
     """Returns the first package that a plug-in's extras ask for and that is not installed."""
-    if not point.extras:
+    if not _is_formed(point) or not point.extras:
         return ""
     from packaging.requirements import Requirement  # takes a while, and only few plug-ins need it
 
@@ -224,10 +226,15 @@ def _missing(point: EntryPoint) -> str:
     return ""
 
 
+def _is_formed(point: EntryPoint) -> bool:
+    return point.pattern.match(point.value) is not None
+
+
 def _source(point: EntryPoint) -> Distribution:
     assert point.dist is not None  # so it is of those that `entry_points` finds
     return point.dist
 
 
 def _named(point: EntryPoint) -> str:
-    return f"{_source(point).name} {_source(point).version}"
+    source = _source(point)
+    return f"{source.name} {source.version}" if source.name else "a package without METADATA"

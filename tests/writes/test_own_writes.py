@@ -16,7 +16,7 @@ from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError, TriremeError
 from trireme.ps.flat import FlatModel
 from trireme.session.session import Session
-from trireme.writes.watched_writes import ValueWatch
+from trireme.writes.watched_writes import ValueWatch, WatchedWrites
 
 INPUTS = torch.linspace(-1, 1, 24).reshape(4, 6)
 
@@ -290,16 +290,16 @@ def test_a_late_change_of_few_elements_is_found_by_its_version_or_by_a_sample() 
     model = nn.Linear(100, 100)
     flat = FlatModel([list(model.named_parameters())], servers=1)
     watch = ValueWatch(flat)
-    for _ in range(8):
-        watch.remember()
+    for step in range(8):
+        watch.remember(step)
         assert watch.written() == []
     with torch.no_grad():
         model.bias[3] = 1.0
     assert watch.written() == ["bias"]
     watch.remember()
     found = 0
-    for _ in range(100):  # the sample is of other elements each time: one of 39 at most is spared
-        watch.remember()
+    for step in range(100):  # the sample is of others each time: one of 39 at most is spared
+        watch.remember(step)
         model.weight.data[7, 7] += 1.0
         found += watch.written() == ["weight"]
     assert found >= 2
@@ -420,3 +420,108 @@ def test_the_final_values_are_no_write_of_the_programs(caplog: pytest.LogCapture
 
     assert not run_job(Cluster(), make, program).raised
     assert "put back" not in caplog.text
+
+
+def one_element(
+    rank: int, at: int, writers: tuple[int, ...], swaps: tuple[int, ...]
+) -> list[float]:
+    """Eight steps at rate 0; one element of 40,000 is written to, by some after a swap there."""
+    torch.manual_seed(0)
+    model = nn.Linear(400, 100, bias=False)
+    optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    try:
+        for step in range(8):
+            optimizer.zero_grad()
+            model(torch.ones(2, 400)).square().mean().backward()
+            optimizer.step()
+            if step == at and optimizer.worker.task.index in swaps:
+                swap(model)
+            if step == at and optimizer.worker.task.index in writers:
+                with torch.no_grad():
+                    model.weight.view(-1)[7] = 123.0
+    except TriremeError as error:
+        optimizer.worker.fail(error)
+        raise
+    values = trained(model)
+    optimizer.close()
+    return values[:8]
+
+
+@pytest.mark.parametrize(
+    ("group", "writers", "swaps"),
+    [
+        (ProcessGroup(servers=1, strategy="sync"), (0,), ()),
+        (ProcessGroup(workers=2, servers=2, strategy="sync"), (0, 1), (0,)),
+        (ProcessGroup(workers=2), (0, 1), (0,)),
+    ],
+    ids=["sync, alone", "sync", "allreduce"],
+)
+def test_one_element_of_many_that_every_worker_writes_to_counts(
+    group: ProcessGroup, writers: tuple[int, ...], swaps: tuple[int, ...]
+) -> None:
+    ran = run_process_group(group, one_element, 0, 4, writers, swaps)
+    assert not ran.raised
+    assert [values[7] for values in ran.values] == [123.0] * len(ran.values)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "allreduce"])
+def test_one_element_that_one_worker_writes_to_is_refused(strategy: str) -> None:
+    servers = 1 if strategy == "sync" else 0
+    group = ProcessGroup(workers=2, servers=servers, strategy=strategy)
+    said = run_process_group(group, one_element, 0, 4, (1,), ()).raised.values()
+    words = "written different values" if servers else "not all of them the same values"
+    assert any(words in each for each in said)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "allreduce"])
+def test_values_of_many_that_one_worker_swaps_and_puts_back_count_as_unchanged(
+    strategy: str,
+) -> None:
+    servers = 1 if strategy == "sync" else 0
+    group = ProcessGroup(workers=2, servers=servers, strategy=strategy)
+    assert not run_process_group(group, one_element, 0, 4, (), (1,)).raised
+
+
+def test_one_element_that_servers_may_replace_is_told_and_then_refused() -> None:
+    flat = FlatModel([list(nn.Linear(400, 100).named_parameters())], servers=1)
+    writes, weight = WatchedWrites([ValueWatch(flat)]), flat.parameters["weight"]
+    for step in range(8):
+        writes.remember(step)
+        assert not writes.check()
+    with torch.no_grad():
+        weight.view(-1)[8] += 1.0
+    assert "If a value is another now, the change is LOST" in writes.check()
+    writes.remember(8)
+    with torch.no_grad():
+        weight.view(-1)[8] += 1.0
+    with pytest.raises(ConfigurationError, match="the change would be lost"):
+        writes.check()
+
+
+def test_one_element_of_values_that_no_update_changes_is_found() -> None:
+    flat = FlatModel([list(nn.Linear(400, 100).named_parameters())], servers=1)
+    watch, weight = ValueWatch(flat, still=True), flat.parameters["weight"]
+    for step in range(8):
+        watch.remember(step)
+        assert watch.written() == []
+    with torch.no_grad():
+        weight.view(-1)[7] += 1.0
+    assert watch.written() == ["weight"]
+
+
+def test_workers_look_at_the_same_elements_at_a_step() -> None:
+    """Also where one of them has evaluated, or has begun later."""
+    flat = FlatModel([list(nn.Linear(400, 100).named_parameters())], servers=1)
+    one, other = ValueWatch(flat), ValueWatch(flat)
+    for step in range(100, 108):
+        one.remember(step)
+        other.remember(step)
+        one.remember()
+    for element in range(0, 40000, 97):
+        flat.parameters["weight"].data.view(-1)[element] += 1.0
+        assert one.written() == other.written()
+        one.remember(108 + element)
+        other.remember(108 + element)
+        one._often = other._often = False  # as if it was the first write
+        one.remember()
+        other.remember()

@@ -24,10 +24,11 @@ class SharedWrites(ValueWatch):
         super().__init__(trained)
         self._replicated = replicated
         self._mine: list[str] = []
+        self._doubted = False  # whether copies may differ, as not all processes have written
         self._counts = self._shard_versions()
 
-    def remember(self) -> None:
-        super().remember()
+    def remember(self, step: int | None = None) -> None:
+        super().remember(step)
         self._counts = self._shard_versions()
 
     def touched(self) -> bool:
@@ -37,8 +38,10 @@ class SharedWrites(ValueWatch):
         """Returns numbers for a sum over the processes: what this one has written."""
         now, written = self._shard_versions(), self.written()
         changed = [name for name, count in now.items() if self._counts.get(name, count) != count]
+        if self._doubted:
+            written, self._doubted = list(self._trained.parameters), False
         self._mine = list(dict.fromkeys([*changed, *written]))
-        names = [*changed, *(name for name in written if name not in now)]
+        names = [*changed, *(name for name in [*written, *self.unknown] if name not in now)]
         if not names:
             return [0.0] * 4
         change = (names, self.values_of(names) if self._replicated else 0)
@@ -52,7 +55,10 @@ class SharedWrites(ValueWatch):
     def agree(self, totals: Sequence[float], processes: int) -> None:
         """Checks the sums of the votes: that all processes have written the same, or none."""
         count, digests, squares, written = totals
-        if not (count and written) or (count == processes and digests**2 == squares * count):
+        if not count or (count == processes and digests**2 == squares * count):
+            return
+        if not written:  # they may have put back what was there: the next vote is of all values
+            self._doubted = self._replicated
             return
         mine = named(self._mine) if self._mine else "nothing"
         raise ConfigurationError(

@@ -37,6 +37,7 @@ class ModelState:
     orders: dict[str, int] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()  # what is missing, in words, each with the reason
     extra: Mapping[str, torch.Tensor] = field(default_factory=dict)  # extra values by name
+    written: bool = False  # whether a program has written to the values since that step
 
 
 def lacking(what: str, error: Exception) -> str:
@@ -90,6 +91,7 @@ def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> Model
         consumed=first.consumed,
         sizes=first.sizes,
         orders=first.orders,
+        written=any(part.written for part, _ in parts),
     )
 
 

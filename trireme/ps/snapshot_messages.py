@@ -49,6 +49,7 @@ class Snapshot(Message, frozen=True, array_like=True):
     orders: dict[Name, Number] = msgspec.field(default_factory=dict)
     # the layout, where parameters were added, which the worker may lack
     layout: LayoutSpec | None = None
+    written: bool = False  # whether a program has written to the values since that step
 
 
 class AddParameters(FromWorker, frozen=True, array_like=True):

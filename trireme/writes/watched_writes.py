@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
+from trireme.ps.snapshot import ModelState
 from trireme.session.model.own_writes import OwnWrites
 from trireme.session.model.trained import Trained
 from trireme.session.model.training_setup import TrainingSetup
@@ -34,12 +35,11 @@ class _Sample:
         self._first = torch.cat(each).to(device)
         self._steps = torch.tensor(steps).repeat_interleave(torch.tensor(self._counts)).to(device)
         self._places = self._first
-        self._number = torch.zeros((), dtype=torch.int64, device=device)
         self._taken = torch.empty(0)
 
-    def take(self, vector: torch.Tensor) -> None:
-        self._places = torch.remainder(self._number, self._steps).add_(self._first)
-        self._number.add_(1)
+    def take(self, vector: torch.Tensor, step: int) -> None:
+        """Takes the elements of a global step, the same in every process."""
+        self._places = torch.remainder(step, self._steps).add_(self._first)
         self._taken = vector.index_select(0, self._places)
 
     def changed(self, vector: torch.Tensor) -> set[str]:
@@ -57,20 +57,30 @@ class ValueWatch:
 
     Autograd counts the writes to a tensor, but for those through `.data`, and a write may put back
     what was there. So values are compared: a sample of them at each step, and in the first steps,
-    and once the program has written, sums of all bits.
+    and once the program has written, sums of all bits. Values that are `still`, as updates do not
+    change them, have sums from the beginning.
+
+    Attributes:
+        unknown: the parameters whose writes autograd has counted, and of which no sum says whether
+            they have changed.
     """
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: Trained, *, still: bool = False) -> None:
+        self.unknown: list[str] = []
         self._trained = trained
-        self._steps = 0
+        self._still = still
+        self._steps = self._step = 0
         self._often = False  # whether the program has written: then all values are compared
+        self._whole = False  # whether they are in this step
         self._names: list[str] = []
         self._versions: list[tuple[int, int]] = []
         self._sums: list[int] = []
         self._samples: list[_Sample] = []  # one for each vector
         self._found: set[str] = set()  # since then: other values may come over those written
 
-    def remember(self) -> None:
+    def remember(self, step: int | None = None) -> None:
+        """Takes the present values, at a global step; at that of the last call without one."""
+        self._step = self._step if step is None else step
         self._found = set()
         locals_ = self._locals()
         vectors = self._vectors(locals_)
@@ -78,11 +88,14 @@ class ValueWatch:
             self._names = names
             pairs = zip(vectors, self._placed(vectors), strict=True)
             self._samples = [_Sample(placed, vector.device) for vector, placed in pairs]
-        self._versions = [(each._version, each.data_ptr()) for each in locals_]
-        whole = self._often or self._steps < _WHOLE
-        self._sums = [_sum(each) for each in locals_] if whole else []
+        versions = [(each._version, each.data_ptr()) for each in locals_]
+        self._whole = self._often or self._steps < _WHOLE
+        if not (self._still and self._sums and versions == self._versions):
+            known = self._whole or self._still
+            self._sums = [_sum(each) for each in locals_] if known else []
+        self._versions = versions
         for sample, vector in zip(self._samples, vectors, strict=True):
-            sample.take(vector)
+            sample.take(vector, self._step)
         self._steps += 1
 
     def written(self) -> list[str]:
@@ -90,20 +103,24 @@ class ValueWatch:
         if self._names != list(self._trained.parameters):
             return []
         locals_, found = self._locals(), self._found
+        counted = set()
         for name, each, (version, place) in zip(self._names, locals_, self._versions, strict=True):
-            self._often |= each._version != version
+            if each._version != version:
+                counted.add(name)
             if each.data_ptr() != place:
                 found.add(name)
+        self._often |= bool(counted)
         for sample, vector in zip(self._samples, self._vectors(locals_), strict=True):
             found |= sample.changed(vector)
         for name, each, before in zip(self._names, locals_, self._sums, strict=False):
-            if _sum(each) != before:
+            if (name in counted or self._whole) and _sum(each) != before:
                 found.add(name)
         self._often |= bool(found)
+        self.unknown = [] if self._sums else sorted(counted - found)
         return [name for name in self._names if name in found]
 
     def touched(self) -> bool:
-        return bool(self.written())
+        return bool(self.written() or self.unknown)
 
     def values_of(self, names: Sequence[str]) -> int:
         chosen = [to_local(self._trained.parameters[name].detach()) for name in names]
@@ -133,6 +150,10 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
 
 
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(_bits(one).cpu(), _bits(other.to(one.dtype).reshape(one.shape)).cpu())
+
+
 def _sum(tensor: torch.Tensor) -> int:
     return int(_bits(tensor).sum())
 
@@ -143,15 +164,15 @@ class WatchedWrites(OwnWrites):
     Values of `lost` come from elsewhere, those of `sent` are sent to the servers.
     """
 
-    def __init__(self, lost: Sequence[Trained], *, sent: FlatModel | None = None) -> None:
+    def __init__(self, lost: Sequence[ValueWatch], *, sent: FlatModel | None = None) -> None:
         self._flat = sent
         self._sent = None if sent is None else ValueWatch(sent)
-        self._lost = [ValueWatch(each) for each in lost]
+        self._lost = list(lost)
         self.watches = [*self._lost, *([] if self._sent is None else [self._sent])]
 
-    def remember(self) -> None:
+    def remember(self, step: int) -> None:
         for watch in self.watches:
-            watch.remember()
+            watch.remember(step)
 
     @contextmanager
     def ours(self) -> Iterator[None]:
@@ -160,7 +181,8 @@ class WatchedWrites(OwnWrites):
         for watch in known:
             watch.remember()
 
-    def check(self) -> None:
+    def check(self) -> str:
+        unknown: list[str] = []
         for watch in self._lost:
             if names := watch.written():
                 raise ConfigurationError(
@@ -171,13 +193,27 @@ class WatchedWrites(OwnWrites):
                     "loop of your own), on one worker under async. To put back what was there, to "
                     "the bit, is no change: by copy_ of a clone, as sub_ of what was added rounds"
                 )
+            unknown += watch.unknown
+        if not unknown:
+            return ""
+        return (
+            f"the program has written to {named(unknown)} itself since the last step. If a value "
+            "is another now, the change is LOST: the values come from parameter servers. Call "
+            "write_values({name: tensor}) instead. From now on such a change is an error"
+        )
 
-    def to_send(self) -> tuple[dict[str, torch.Tensor], int] | None:
-        """Returns all values and their digest, where a sample says that some were written to."""
-        if self._sent is None or self._flat is None or not self._sent.written():
+    def to_send(self, held: Callable[[], ModelState]) -> tuple[dict[str, torch.Tensor], int] | None:
+        if self._sent is None or self._flat is None:
             return None
-        self._flat.take_back_values()
         parameters = self._flat.parameters
+        if not self._sent.written():
+            if not (unknown := self._sent.unknown):
+                return None
+            there = held()  # with what other workers have written to it since
+            same = all(_equal(parameters[name], there.values[name]) for name in unknown)
+            if same and not there.written:
+                return None
+        self._flat.take_back_values()
         values = {name: parameter.detach().cpu() for name, parameter in parameters.items()}
         return values, self._sent.values_of(list(values)) | 1
 
@@ -192,12 +228,12 @@ def named(names: Sequence[str]) -> str:
 def watched_writes(setup: TrainingSetup) -> WatchedWrites:
     """Returns what watches the values of a model in its job."""
     task, rule = setup.settings.task, setup.settings.rule
-    copies = [] if setup.part is None or setup.lean else [setup.flat]
+    copies = [] if setup.part is None or setup.lean else [ValueWatch(setup.flat, still=True)]
     if task.servers and setup.outer is not None:  # a part of the worker's delta
         return WatchedWrites(())
     if task.servers:
         rounds_of_all = rule.synchronous and not rule.aggregate
         if rounds_of_all and setup.process_group is None and not setup.settings.prefetches:
             return WatchedWrites((), sent=setup.flat)
-        return WatchedWrites([setup.trained, *copies])
+        return WatchedWrites([ValueWatch(setup.trained), *copies])
     return WatchedWrites(copies)

@@ -259,6 +259,7 @@ class Shard:
                 "with --aggregate a worker that is late would overwrite the values of others"
             )
         state.values.write(tensors)
+        state.written_at = state.step
         return messages.Done()
 
     def pull_extra(self, who: Participant, request: messages.PullExtra, _: None = None) -> Message:

@@ -72,6 +72,7 @@ class Snapshots:
             examples.sizes(),
             examples.orders(),
             layout if layout.parameters[-1].addition else None,
+            state.written_at == state.step,
         )
         return [Reply(held.route, message, [tensor for _, tensor in tensors])]
 

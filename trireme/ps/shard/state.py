@@ -67,6 +67,7 @@ class ShardState:
     def __init__(self, number: int) -> None:
         self.number = number
         self.step = 0  # the global step of the values
+        self.written_at = -1  # the last step at which a program has written to them
         self.loaded_in = 0  # the number of the view in which values were loaded; 0 before
         self.shown: ModelDescription | None = None  # what the first worker has shown; None before
         self.rule = Rule()  # the rule of what was shown

@@ -7,7 +7,7 @@ plug-in finds the writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,19 +15,28 @@ from typing import Any
 import torch
 
 from trireme.plugins import Plugins
+from trireme.ps.snapshot import ModelState
 
 
 class OwnWrites:
     """Judges the writes since the last update of the job; this class notices none."""
 
-    def remember(self) -> None:
-        """Takes the present values as those of the job."""
+    def remember(self, step: int) -> None:
+        """Takes the present values as those of the job, at a global step."""
 
-    def check(self) -> None:
-        """Checks that the next update replaces nothing that the program has written."""
+    def check(self) -> str:
+        """Checks that the next update replaces nothing that the program has written.
 
-    def to_send(self) -> tuple[dict[str, torch.Tensor], int] | None:
-        """Returns all values and their digest, where the program may have written to some."""
+        Returns a warning where nobody can tell; empty if there is none.
+        """
+        return ""
+
+    def to_send(self, held: Callable[[], ModelState]) -> tuple[dict[str, torch.Tensor], int] | None:
+        """Returns all values and their digest, where the program has written to some.
+
+        Args:
+            held: returns what the servers have, where the values here do not tell.
+        """
         return None
 
     @contextmanager

@@ -122,6 +122,11 @@ class Job:
             self._fail(failure)
             raise
         reason = lifecycle.ended_early
+        if reason and not self.worker.storage.scheduled:
+            self.worker.warn_as_chief(
+                "nothing is saved, and the same command begins anew: there is no run directory "
+                "(run_dir=, or --run-dir), or checkpoint=None"
+            )
         lifecycle.leave("interrupted" if reason else "finished", reason or "")
 
     def _fail(self, error: BaseException) -> None:

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -185,7 +186,7 @@ class Worker:
     def _add_parameters(self) -> None:
         setup, backend = self.setup, self.backend
         self._parameters.check_kept()
-        setup.own_writes.check()
+        self._check_writes()
         groups = setup.groups_now()
         computed = {  # the values that their gradients are of
             name: each.detach().clone()
@@ -195,8 +196,7 @@ class Worker:
         }
         while True:
             try:
-                if (written := setup.own_writes.to_send()) is not None:
-                    backend.write_values(*written)
+                self._send_writes()
                 backend.add_parameters(groups, setup.optimizer_spec)
                 break
             except Fenced:
@@ -212,7 +212,7 @@ class Worker:
                     )
                 parameter.grad = None
         self.hyper.forget()
-        setup.own_writes.remember()
+        setup.own_writes.remember(self.global_step)
 
     def write_values(self, values: Mapping[str, torch.Tensor]) -> None:
         """Replaces values of trained parameters; see `Session.write_values`."""
@@ -253,14 +253,13 @@ class Worker:
         push was to stop, the gradients are not pushed.
         """
         self._parameters.check_frozen()  # parts of a model follow the program within a step
-        self.setup.own_writes.check()
+        self._check_writes()
         for observer in self.observers.values():
             observer.before_update()
         self.checkpoints.ask_all()
         backend, lifecycle = self.backend, self.lifecycle
         try:
-            if (written := self.setup.own_writes.to_send()) is not None:
-                backend.write_values(*written)
+            self._send_writes()
             fields = PushFields(hyper=self.hyper.now(), examples=examples)
             if not counts:
                 fields["steps"] = 0
@@ -287,8 +286,19 @@ class Worker:
         self.remember()
         return result
 
+    def _check_writes(self) -> None:
+        if warning := self.setup.own_writes.check():
+            self.progress.warn(warning)
+
+    def _send_writes(self) -> None:
+        """Sends what the program has written; servers of rounds have the values of its step."""
+        backend = self.backend
+        written = self.setup.own_writes.to_send(partial(backend.snapshot, state=False))
+        if written is not None:
+            backend.write_values(*written)
+
     def remember(self) -> None:
-        self.setup.own_writes.remember()
+        self.setup.own_writes.remember(self.global_step)
         self._parameters.remember()
 
     def _push(
