@@ -6,7 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import trireme
+from tests.process_groups import ProcessGroup, run_process_group
 from trireme.averaging.strategies import Averaging, DiLoCo
 from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
@@ -118,3 +123,29 @@ def test_what_the_launch_contradicts_is_refused(given: dict[str, Any], message: 
 def test_what_makes_sense_passes(given: dict[str, Any]) -> None:
     config = JobConfig().with_values(given, {})
     choose(config, workers=given.get("workers", 1), servers=config.tasks.ps)
+
+
+def unequal() -> list[int]:
+    """Two epochs of 29 examples for two workers; returns the steps after each step of a loop."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    data = TensorDataset(torch.randn(29, 2), torch.randn(29, 1))
+    counts = []
+    for _epoch, (x, y) in optimizer.epochs(DataLoader(data, 1), 2):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        counts.append(optimizer.loop_steps)
+    optimizer.close()
+    return [*counts, optimizer.loop_steps]
+
+
+@pytest.mark.parametrize("every", [4, 64])
+def test_periods_end_with_an_epoch_in_which_workers_make_unequal_numbers_of_steps(
+    every: int,
+) -> None:
+    group = ProcessGroup(workers=2, servers=1, strategy="averaging", every=every)
+    more, fewer = sorted(run_process_group(group, unequal).values, key=len, reverse=True)
+    assert more == [*range(1, 31), 30]
+    assert fewer == [*range(1, 15), *range(16, 30), 30]

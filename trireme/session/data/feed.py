@@ -205,6 +205,8 @@ class DataFeed:
                             dealer.leave_out(self._handed.leave_out(loop))
                         waits = patient and self._handed.may_wait(loop)
                         if not dealer.until or not self._more(dealer, patient=waits):
+                            if within is not None and not worker.backend.stopping:
+                                self._idle.end_epoch()
                             break
                         batches = self._ahead = Lookahead(iter(loader))
                         continue

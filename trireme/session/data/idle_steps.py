@@ -43,6 +43,16 @@ class IdleSteps:
         self._usual, self._updates = self._updates or self._usual, 0
         self._slept = self._shown = 0.0
 
+    def end_epoch(self) -> None:
+        """Exchanges what this worker has trained locally, where all do so in rounds.
+
+        Others exchange it while they wait for this worker's examples: a period that went on would
+        be of other steps here and there.
+        """
+        backend = self._worker.backend
+        if backend.trains_locally and self._worker.setup.settings.rule.synchronous:
+            self._flush()
+
     def wait(self, *, awaited: bool) -> None:
         """Waits a little for what others do; the first time only for the worker's own update."""
         self._times += 1
