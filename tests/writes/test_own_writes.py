@@ -422,9 +422,7 @@ def test_the_final_values_are_no_write_of_the_programs(caplog: pytest.LogCapture
     assert "put back" not in caplog.text
 
 
-def one_element(
-    rank: int, at: int, writers: tuple[int, ...], swaps: tuple[int, ...]
-) -> list[float]:
+def one_element(at: int, writers: tuple[int, ...], swaps: tuple[int, ...]) -> list[float]:
     """Eight steps at rate 0; one element of 40,000 is written to, by some after a swap there."""
     torch.manual_seed(0)
     model = nn.Linear(400, 100, bias=False)
@@ -459,7 +457,7 @@ def one_element(
 def test_one_element_of_many_that_every_worker_writes_to_counts(
     group: ProcessGroup, writers: tuple[int, ...], swaps: tuple[int, ...]
 ) -> None:
-    ran = run_process_group(group, one_element, 0, 4, writers, swaps)
+    ran = run_process_group(group, one_element, 4, writers, swaps)
     assert not ran.raised
     assert [values[7] for values in ran.values] == [123.0] * len(ran.values)
 
@@ -468,7 +466,7 @@ def test_one_element_of_many_that_every_worker_writes_to_counts(
 def test_one_element_that_one_worker_writes_to_is_refused(strategy: str) -> None:
     servers = 1 if strategy == "sync" else 0
     group = ProcessGroup(workers=2, servers=servers, strategy=strategy)
-    said = run_process_group(group, one_element, 0, 4, (1,), ()).raised.values()
+    said = run_process_group(group, one_element, 4, (1,), ()).raised.values()
     words = "written different values" if servers else "not all of them the same values"
     assert any(words in each for each in said)
 
@@ -479,7 +477,7 @@ def test_values_of_many_that_one_worker_swaps_and_puts_back_count_as_unchanged(
 ) -> None:
     servers = 1 if strategy == "sync" else 0
     group = ProcessGroup(workers=2, servers=servers, strategy=strategy)
-    assert not run_process_group(group, one_element, 0, 4, (), (1,)).raised
+    assert not run_process_group(group, one_element, 4, (), (1,)).raised
 
 
 def test_one_element_that_servers_may_replace_is_told_and_then_refused() -> None:

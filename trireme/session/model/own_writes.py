@@ -27,7 +27,8 @@ class OwnWrites:
     def check(self) -> str:
         """Checks that the next update replaces nothing that the program has written.
 
-        Returns a warning where nobody can tell; empty if there is none.
+        Returns a warning if autograd has counted a write and the values do not show what has
+        changed; else an empty string.
         """
         return ""
 
