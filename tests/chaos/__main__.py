@@ -9,7 +9,8 @@ every ten seconds, each when the job has become whole again after the one before
 - each incarnation of a worker: acknowledged <= applied <= attempted, at every server, and equal for
   those that lived to the end; applied in the values is applied in the exactly-once table;
 - the accuracy, which may differ by half a point, or by three standard errors of two such counts;
-- the updates a second, of which three quarters have to be left.
+- the updates a second, of which three quarters have to be left of the time without what processes
+  take to start, and without the deadline where nothing but silence tells of a fault.
 
 The seed decides which faults come in which order. What a process does at that time it does not, so
 that a seed repeats the kind of a run, and not every interleaving.
@@ -41,6 +42,7 @@ from tests.chaos.accounts import (
     acknowledged_at,
     fault_table,
     goodput,
+    longest_gap,
     unanswered,
 )
 from tests.chaos.faults import FAULTS, SHOWN, Bag, Fault
@@ -236,12 +238,13 @@ def measure(saved: list[CheckpointData], directory: Path) -> dict[int, float]:
 # The report --------------------------------------------------------------------------------------
 
 
-def report(quiet: Outcome, chaos: Outcome, least: float) -> list[str]:
+def report(quiet: Outcome, chaos: Outcome, least: float, deadline: float) -> list[str]:
     """Prints the table, and returns what is not as it has to be.
 
     Args:
         quiet, chaos: the two runs.
         least: the goodput, as a share of the quiet run's.
+        deadline: silent seconds after which a task is lost.
     """
     say("\nfault              count  seconds without progress: median   worst")
     for row in fault_table(chaos.struck, chaos.heard):
@@ -254,13 +257,27 @@ def report(quiet: Outcome, chaos: Outcome, least: float) -> list[str]:
         good = each.goodput
         say(
             f"{name}: {good.updates} updates in {good.seconds:.0f} s: {good.plain:.1f} a second; "
-            f"{good.without_starts:.1f} without the {good.starting:.1f} s of processors that "
+            f"{good.without_starts():.1f} without the {good.starting:.1f} s of processors that "
             "interpreters took to start"
         )
     problems = [f"quiet: {each}" for each in quiet.problems] + chaos.problems
-    ratio = chaos.goodput.without_starts / quiet.goodput.plain
-    plain = chaos.goodput.plain / quiet.goodput.plain
-    say(f"goodput: {plain:.2f} of the quiet run, {ratio:.2f} without the starts")
+    silence = sum(
+        min(longest_gap(chaos.heard, each.at, each.over), deadline)
+        for each in chaos.struck
+        if FAULTS[each.fault].silent
+    )
+    plain, without, ratio = (
+        each / quiet.goodput.plain
+        for each in (
+            chaos.goodput.plain,
+            chaos.goodput.without_starts(),
+            chaos.goodput.without_starts(silence),
+        )
+    )
+    say(
+        f"goodput: {plain:.2f} of the quiet run, {without:.2f} without the starts, "
+        f"{ratio:.2f} without the {silence:.1f} s until a deadline told of silence"
+    )
     if ratio < least:
         problems.append(f"goodput is {ratio:.2f} of the quiet run, less than {least}")
     return problems + compare_accuracy(quiet.accuracies, chaos.accuracies)
@@ -330,7 +347,7 @@ def main() -> int:
         quiet = run(options, options.quiet, [], hosts)
         say(f"disturbed for {options.seconds:.0f} s")
         chaos = run(options, options.seconds, faults, hosts)
-    problems = report(quiet, chaos, options.goodput)
+    problems = report(quiet, chaos, options.goodput, options.deadline)
     never = sorted(set(options.names) - {each.fault for each in chaos.struck})
     if never:
         say(f"never made: {', '.join(never)}")

@@ -177,10 +177,13 @@ class Goodput:
         """Updates a second."""
         return self.updates / self.seconds
 
-    @property
-    def without_starts(self) -> float:
-        """Updates a second of the time that the starting interpreters left to the others."""
-        return self.updates / max(self.seconds - self.starting / self.cores, 1e-9)
+    def without_starts(self, silence: float = 0.0) -> float:
+        """Returns updates a second of the time that the starting interpreters left to the others.
+
+        Args:
+            silence: seconds of waiting for a deadline to take out as well.
+        """
+        return self.updates / max(self.seconds - self.starting / self.cores - silence, 1e-9)
 
 
 def goodput(notes: Iterable[Note], start: float, stop: float, others: float, cores: int) -> Goodput:

@@ -32,9 +32,11 @@ class Fault(ABC):
 
     Attributes:
         name: as in `--faults`.
+        silent: whether nothing but silence tells of it, so that training may stand for a deadline.
     """
 
     name: ClassVar[str]
+    silent: ClassVar[bool] = False
 
     @abstractmethod
     def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
@@ -104,6 +106,7 @@ class StopServer(KillServer):
     """SIGSTOP to a server for longer than the deadline, and SIGCONT."""
 
     name = "stop server"
+    silent = True
 
     def strike(self, job: Job, target: str) -> None:
         with job.tasks.stopped(target):
@@ -114,6 +117,7 @@ class CutHost(Fault):
     """A host with all its tasks is cut off for longer than the deadline, and heals."""
 
     name = "cut host"
+    silent = True
 
     def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
         if job.network is None:
@@ -178,6 +182,7 @@ class SlowHost(CutHost):
     """A host's cable becomes slow for several deadlines: nobody may be given up for that."""
 
     name = "slow host"
+    silent = False
 
     def disturb(self, hosts: Network, host: Host) -> None:
         hosts.slow(host, SLOW_BYTES)
@@ -198,6 +203,7 @@ class CutPair(Fault):
     """
 
     name = "cut pair"
+    silent = True
 
     def targets(self, job: Job, status: ClusterStatus) -> Sequence[str]:
         if job.network is None or job.size.replicas < 2 or job.size.workers < 2:

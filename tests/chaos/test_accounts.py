@@ -95,11 +95,12 @@ def test_the_table_has_a_line_for_each_kind() -> None:
     assert (table[1].median_stall, table[1].worst_stall) == (1.0, 1.5)
 
 
-def test_goodput_takes_the_starts_out() -> None:
+def test_goodput_takes_the_starts_and_the_silence_out() -> None:
     heard = [Note("acknowledged", 0, 1, float(at)) for at in range(1, 11)]
     begun = [Note("joined", 0, 2, 5.0, 3.0), Note("joined", 0, 1, 0.5, 100.0)]
     found = goodput([*heard, *begun], 1.0, 11.0, others=1.0, cores=2)
     assert found.plain == 1.0
     assert found.starting == 4.0
-    assert found.without_starts == 10 / 8
+    assert found.without_starts() == 10 / 8
+    assert found.without_starts(3.0) == 10 / 5
     assert acknowledged_at(reversed(heard)) == [float(at) for at in range(1, 11)]
