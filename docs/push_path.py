@@ -48,6 +48,7 @@ class Station:
         task: in which task.
         function: the function that does it, by its qualified name.
         below: a function that must be among its callers; empty for any.
+        beside: one that must not; empty for none.
         copied: whether it is there with copies only.
     """
 
@@ -56,6 +57,7 @@ class Station:
     function: str
     below: str = ""
     copied: bool = False
+    beside: str = ""
 
 
 STATIONS = (
@@ -83,7 +85,12 @@ STATIONS = (
         copied=True,
     ),
     Station("the confirmation releases the answer", "ps:0", "ReplicationLog.confirm", copied=True),
-    Station("the answer is sent, with the new values", "ps:0", "SocketStream.write"),
+    Station(
+        "the answer is sent, with the new values",
+        "ps:0",
+        "SocketStream.write",
+        beside="ShardHandler._send",  # that sends the decision to the other shard
+    ),
     Station("the values arrive", "worker:0", "SocketStream.read_into", "Connection.poll"),
     Station("the model has the new values", "worker:0", "FlatModel.publish_values"),
 )
@@ -165,7 +172,10 @@ class _Tracer:
             if station is None or station.function != hop.function:
                 return
             calls = list(_calls(task, frame))
-            if not station.below or any(call.function == station.below for call in calls):
+            functions = {call.function for call in calls}
+            if station.beside not in functions and (
+                not station.below or station.below in functions
+            ):
                 known = set(self.path.hops)
                 self.path.legs[station] = [call for call in calls if call not in known]
 

@@ -79,3 +79,20 @@ def test_with_replicas_training_goes_on_and_no_update_is_lost(shell: Shell) -> N
         ended = running.ended()
         assert ended.status == 0, ended.text
     counts(shell, ended, STEPS)
+
+
+@pytest.mark.slow
+def test_where_all_copies_of_a_part_are_lost_the_others_go_back(shell: Shell) -> None:
+    """No launcher sees a process end, so the last copy is waited for: workers wait for longer."""
+    job = Job(shell, 3, "--replicas", 2)
+    servers = [job.server(index) for index in range(3)]
+    workers = [job.worker(index) for index in range(2)]
+    until(shell, 30)
+    for server in servers[1:]:
+        server.send(signal.SIGKILL)
+    until(shell, 90)
+    release(shell)
+    for running in (servers[0], *workers):
+        ended = running.ended()
+        assert ended.status == 0, ended.text
+    assert "all copies of a part of the parameters were lost: the job goes" in ended.text

@@ -25,6 +25,10 @@ FIRST_BATCH = "its first batch is made"
 
 LOOK_SECONDS = 5.0
 
+LAST_COPY_TIMEOUTS = 3
+"""A server with the last copy of a shard is lost after so many silent heartbeat timeouts: where all
+others are gone, nobody could take its place, and the job would go back to its checkpoint."""
+
 _USUAL_STEPS = 10
 _LEAST_SECONDS = 10.0
 _FIRST_BATCH_SECONDS = 60.0

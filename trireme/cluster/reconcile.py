@@ -22,10 +22,6 @@ from trireme.cluster.reconfiguration import renew_view
 from trireme.cluster.scaling import DEPARTURE, DISMISSAL, answer_signals, dismiss_those_to_leave
 from trireme.cluster.state import DecisionBuilder, State, Task, comes_back_until, missing
 
-_LAST_COPY_TIMEOUTS = 3
-"""A server with the last copy of a shard is lost after so many silent heartbeat timeouts: where all
-others are gone, nobody could take its place, and the job would go back to its checkpoint."""
-
 
 def reconcile(builder: DecisionBuilder) -> None:
     """Brings the job into line with its tasks and the time."""
@@ -104,7 +100,7 @@ def _lose_silent_tasks(builder: DecisionBuilder) -> None:
             grace = max(grace, policy.heartbeat_timeout)  # it pauses between its attempts
         limit = policy.heartbeat_timeout
         if _has_last_copy(builder.state, task):
-            limit *= _LAST_COPY_TIMEOUTS
+            limit *= progress.LAST_COPY_TIMEOUTS
             grace = max(grace, limit)
         if task.state == "live" and silence >= limit:
             lose_task(builder, task, f"it sent nothing for {silence:.1f} s", silent=True)

@@ -84,11 +84,6 @@ class View(msgspec.Struct, frozen=True, array_like=True):
         """The slots at which shards begin, and the number of slots."""
         return (*(shard.start for shard in self.shards), self.shards[-1].stop)
 
-    @property
-    def copies(self) -> int:
-        """How many servers hold the shard that the fewest hold."""
-        return min((len(shard.copies) for shard in self.shards), default=1)
-
     def has_saved(self, step: int) -> bool:
         """Returns whether a chief has saved a step, or a later one, as the last."""
         return self.saved is not None and self.saved >= step

@@ -54,6 +54,7 @@ BACK_OFF = 0.02
 _HURRIED_SECONDS = 3.0
 _SILENT_BACK_OFF = 0.5  # seconds; nothing answers at once where a cable is out
 _NOTICE_SECONDS = 5.0
+RETRY_SECONDS = 30.0
 
 Answer = tuple[Message, Sequence[Any]]
 """A server's answer, and its payload."""
@@ -69,7 +70,7 @@ class ClientOptions:
     incarnation: int  # the worker's incarnation
     epoch: str = ""  # the job's epoch
     # how long a server may refuse connections, or break them off, before that is an error
-    retry_seconds: float = 30.0
+    retry_seconds: float = RETRY_SECONDS
     rejoin_seconds: float = 600.0  # how long a server may be out of reach before that is an error
     # whether the coordinator is within reach, which names the server that takes a lost one's place
     reaches_coordinator: Callable[[], bool] = lambda: True

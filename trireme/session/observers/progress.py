@@ -88,6 +88,7 @@ def pace_text(per_second: float) -> str:
 
 
 def _waiting_text(names: Sequence[str], remark: str) -> str:
+    names = list(dict.fromkeys(names))  # a server has several shards
     shown = ", ".join(names[:_NAMES_SHOWN]) or "the others"
     more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
     return f"waiting for {shown}{more} ({remark})"

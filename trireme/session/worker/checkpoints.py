@@ -258,7 +258,7 @@ class WorkerCheckpoints:
         lost = lifecycle.lost_with(error)
         with_server = lost.startswith(("ps:", "coordinator:"))
         if with_server and not lifecycle.left and isinstance(error, JobFailed | WireError):
-            copies = 1 if lifecycle.view is None else lifecycle.view.copies
+            copies = lifecycle.task.config.tasks.replicas
             error.loss = self._storage.loss(lost, self._backend.global_step, copies)
             if lifecycle.is_chief:
                 self._progress.warn(error.loss)

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from trireme.cluster.member import Member
 from trireme.cluster.member_protocol import MemberConfig
 from trireme.cluster.messages import LastStepSaved, Outcome
-from trireme.cluster.progress import UNREACHED, is_absent
+from trireme.cluster.progress import LAST_COPY_TIMEOUTS, UNREACHED, is_absent
 from trireme.cluster.view import LastChief, View
 from trireme.errors import (
     ConnectTimeout,
@@ -22,7 +22,7 @@ from trireme.errors import (
     WireTimeout,
 )
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
-from trireme.ps.client.lanes import ClientOptions
+from trireme.ps.client.lanes import RETRY_SECONDS, ClientOptions
 from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
 from trireme.session.backends.servers import ServerBackend
@@ -113,6 +113,7 @@ class Lifecycle:
         self.member.wait_for_view(
             timeout=self.task.config.timeouts.join_timeout + 60.0, on_waiting=self.progress.waiting
         )
+        last_copy = LAST_COPY_TIMEOUTS * self.task.config.timeouts.heartbeat_timeout
         options = ClientOptions(
             job=self.task.job,
             secret=secret,
@@ -120,6 +121,8 @@ class Lifecycle:
             worker=self.task.index,
             incarnation=incarnation,
             epoch=self.member.epoch,
+            # Until the coordinator has given up the last copy of a shard, and made a new view.
+            retry_seconds=max(RETRY_SECONDS, last_copy + _UNREACHED_SECONDS),
             rejoin_seconds=self.task.config.timeouts.rejoin_timeout,
             reaches_coordinator=lambda: member.away_since is None,
             share_memory=self.task.config.shares_memory,
