@@ -76,8 +76,8 @@ class ProcessGroup:
         servers: how many parameter servers.
         mesh: as on the command line.
         inside: the size of that mesh.
-        strategy, schedule, microbatches, every, aggregate, compress, transport: as on the command
-            line.
+        strategy, schedule, microbatches, every, aggregate, staleness: as on the command line.
+        compress, transport: likewise.
         run_dir: where checkpoints go; None for nowhere.
     """
 
@@ -90,6 +90,7 @@ class ProcessGroup:
     microbatches: int | None = None
     every: int | None = None
     aggregate: int | None = None
+    staleness: int | None = None
     compress: str = "none"
     transport: Literal["auto", "tcp"] = "tcp"
     run_dir: Path | None = None
@@ -115,6 +116,7 @@ class ProcessGroup:
                     run_dir=None if self.run_dir is None else str(self.run_dir),
                     strategy=self.strategy,
                     every=self.every,
+                    staleness=self.staleness,
                     aggregate=self.aggregate,
                     compress=self.compress,
                     join_timeout=60.0,

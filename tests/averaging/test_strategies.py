@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,6 +18,7 @@ from trireme.averaging.strategies import Averaging, DiLoCo
 from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
 from trireme.ps.rule import Rule
+from trireme.session.checkpoint.history import list_checkpoints, step_of
 from trireme.strategies import Strategy, Sync, choose, resolve
 
 
@@ -149,3 +152,63 @@ def test_periods_end_with_an_epoch_in_which_workers_make_unequal_numbers_of_step
     more, fewer = sorted(run_process_group(group, unequal).values, key=len, reverse=True)
     assert more == [*range(1, 31), 30]
     assert fewer == [*range(1, 15), *range(16, 30), 30]
+
+
+def counted() -> tuple[int, int, int]:
+    """Two epochs; returns how many steps were made, how many are applied, and all of the job."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(29, 2), torch.randn(29, 1))
+    made = 0
+    with trireme.Session(model, nn.MSELoss(), optimizer) as session:
+        for _ in session.epochs(2):
+            for batch in session.loader(data, batch_size=1):
+                session.step(batch)
+                made += 1
+        session.job.end()
+        return made, session.job.recorder.applied, session.global_step
+
+
+@pytest.mark.parametrize("every", [4, 8, 64])
+def test_steps_count_as_those_of_the_worker_that_made_them(every: int) -> None:
+    group = ProcessGroup(workers=2, servers=1, strategy="averaging", every=every)
+    values = run_process_group(group, counted).values
+    assert sorted(values) == [(28, 28, 30), (30, 30, 30)]
+
+
+def test_steps_without_examples_are_no_steps_of_the_job_where_nobody_waits_in_rounds() -> None:
+    group = ProcessGroup(workers=2, servers=1, strategy="averaging", every=4, staleness=2)
+    values = run_process_group(group, counted).values
+    assert [made for made, _, _ in values] == [applied for _, applied, _ in values]
+    assert {steps for _, _, steps in values} == {58}
+
+
+def test_an_epoch_ends_alike_in_all_processes_of_a_worker() -> None:
+    mesh = ProcessGroup(
+        workers=1, servers=1, mesh="dp=2", inside=2, strategy="averaging", every=1000
+    )
+    assert {steps for _, _, steps in run_process_group(mesh, counted).values} == {30}
+
+
+def saving() -> None:
+    """Four epochs of steps that save every 20, each shorter than a period."""
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
+    data = TensorDataset(torch.randn(29, 2), torch.randn(29, 1))
+    checkpoint = trireme.Checkpoint(every_steps=20, keep=9)
+    with trireme.Session(model, nn.MSELoss(), optimizer, checkpoint=checkpoint) as session:
+        for _ in session.epochs(4):
+            for batch in session.loader(data, batch_size=1):
+                session.step(batch)
+
+
+def test_what_is_due_is_saved_at_the_end_of_an_epoch(tmp_path: Path) -> None:
+    group = ProcessGroup(workers=2, servers=1, strategy="averaging", every=1000, run_dir=tmp_path)
+    assert not run_process_group(group, saving).raised
+    saved = list_checkpoints(tmp_path)
+    assert [step_of(each) for each in saved] == [30, 45, 60]
+    for each in saved:
+        states = load_file(tmp_path / "checkpoints" / each.name / "local.safetensors")
+        assert {name.partition("/")[0] for name in states} == {"0", "1"}

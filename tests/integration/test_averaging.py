@@ -289,3 +289,34 @@ def test_a_worker_taken_for_lost_gives_its_period_up_comes_back_and_nothing_coun
     assert stale == every, "of what was fenced off, and of nothing else"
     assert rows == same == [first / 2, second / 2]
     assert steps <= first + second < steps + every
+
+
+LEAVING = """
+import os, signal, time, torch, trireme
+from torch.utils.data import TensorDataset
+
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+data = TensorDataset(torch.ones(31, 1), torch.zeros(31, 1))
+with trireme.Session(model, torch.nn.MSELoss(), optimizer) as session:
+    for epoch in session.epochs(60):
+        for batch in session.loader(data, batch_size=1):
+            session.step(batch)
+            time.sleep(0.02)
+        if epoch == 1 and not session.is_chief:
+            os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_leaves_at_the_end_of_an_epoch_that_is_shorter_than_a_period(
+    shell: Shell,
+) -> None:
+    (shell.directory / "leaving.py").write_text(LEAVING)
+    job = ("run", "--ps", 1, "--workers", 2, "--strategy", "averaging", "--every", 16)
+    ended = shell.run(*job, "--run-dir", "run", "leaving.py")
+    assert ended.status == 0, ended.text
+    counts = re.findall(r"worker:(\d) \| (\d+) local steps: (\d+) applied", ended.text)
+    made = {int(worker): int(steps) for worker, steps, applied in counts if steps == applied}
+    assert made.keys() == {0, 1}, ended.text
+    assert made[1] % 15 == 0 and made[1] < 60 * 15 / 2 and made[0] + made[1] == 60 * 31

@@ -480,6 +480,34 @@ def test_values_of_many_that_one_worker_swaps_and_puts_back_count_as_unchanged(
     assert not run_process_group(group, one_element, 4, (), (1,)).raised
 
 
+def test_what_one_worker_writes_before_the_last_step_is_refused() -> None:
+    group = ProcessGroup(workers=2, strategy="allreduce")
+    said = run_process_group(group, one_element, 6, (1,), ()).raised.values()
+    assert len(said) == 2
+    assert all("1 of 2 processes have written" in each for each in said)
+    assert any("this one to parameter 'weight'," in each for each in said)
+
+
+@pytest.mark.parametrize("data", [False, True])
+def test_what_is_written_and_then_given_to_write_values_counts(data: bool) -> None:
+    def make(index: int) -> Session:
+        model = made()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        return trireme.Session(model, nn.MSELoss(), optimizer, max_steps=4)
+
+    def program(session: Session) -> None:
+        weight = next(iter(session.model.parameters()))
+        for number in range(4):
+            session.step((INPUTS, torch.zeros(4, 2)))
+            if number == 1:
+                with torch.no_grad():
+                    (weight.data if data else weight).fill_(0.5)
+                session.write_values({"0.weight": torch.full_like(weight, 0.5)})
+        assert torch.equal(weight, torch.full_like(weight, 0.5))
+
+    assert not run_job(Cluster(1, 1, "async"), make, program).raised
+
+
 def test_one_element_that_servers_may_replace_is_told_and_then_refused() -> None:
     flat = FlatModel([list(nn.Linear(400, 100).named_parameters())], servers=1)
     writes, weight = WatchedWrites([ValueWatch(flat)]), flat.parameters["weight"]

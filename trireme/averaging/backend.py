@@ -71,6 +71,7 @@ class LocalSgd(ServerBackend):
         check_optimizer(optimizer)
         super().__init__(options, membership, flat, processes)
         self.saves = False
+        self._turn, self._left = 0, -1  # the topic of the state left last, and its step
         self._rule = Rule()
         self._hurries = False  # whether the period of a synchronous job ends with its next step
         self._model = flat
@@ -83,6 +84,7 @@ class LocalSgd(ServerBackend):
     def _begin_period(self, length: int) -> None:
         self._length = length
         self._made = 0  # steps in this period so far
+        self._own = 0  # those among them that this worker had examples for
         self._weight = 0.0  # the number of examples in these steps
         self._examples: list[Span] = []
         self._untouched: set[int] | None = None  # the parameters that no step had a gradient for
@@ -105,7 +107,7 @@ class LocalSgd(ServerBackend):
 
     @property
     def pending_steps(self) -> int:
-        return self._made
+        return self._own
 
     def push(self, weight: float, **fields: Unpack[PushFields]) -> None:
         """As `Backend.push`; sends a delta at the end of a period."""
@@ -119,10 +121,12 @@ class LocalSgd(ServerBackend):
             before = set(flat.absent) if self._untouched is None else self._untouched
             self._untouched = before.intersection(flat.absent)
             self._optimizer.step()
-        self._made += 1
+            self._own += 1
+        self._made += (counted := fields.get("steps", 1))
         self._weight += weight
         self._examples += fields.get("examples", ())
-        if (self._hurries and self._rule.synchronous) or self._made >= self._length:
+        ends = not counted or (self._hurries and self._rule.synchronous)
+        if ends or self._made >= self._length:
             self._exchange()
 
     @torch.no_grad()
@@ -159,7 +163,7 @@ class LocalSgd(ServerBackend):
         if not self._sent:
             return None
         began = self.step
-        result = msgspec.structs.replace(super(ServerBackend, self).wait(), steps=self._made)
+        result = msgspec.structs.replace(super(ServerBackend, self).wait(), steps=self._own)
         self._begin_here()
         self.saves = self._save_requested(began)
         if self.saves:
@@ -184,20 +188,20 @@ class LocalSgd(ServerBackend):
         if self._rule.codec != "none":
             residuals = self.residuals.export()
             state |= {f"{name}{_UNSENT}": residual for name, residual in residuals.items()}
-        self.share(_LOCAL[self._parity(self.step)], _encoded(self.step, state))
+        if self.step != self._left:
+            self._left, self._turn = self.step, 1 - self._turn
+        self.share(_LOCAL[self._turn], _encoded(self.step, state))
 
     def states(self, step: int) -> dict[str, torch.Tensor]:
         # Of a worker that has shared nothing after the exchange, the state shared before.
-        parity = self._parity(step)
-        left = self.collect(_LOCAL[1 - parity]) | self.collect(_LOCAL[parity])
+        both = [(w, _LEFT.decode(d)) for t in _LOCAL for w, d in self.collect(t).items()]
+        both.sort(key=lambda each: (each[0], each[1].step))
+        left = {worker: each.state for worker, each in both if each.step <= step}
         return {
             f"{worker}/{name}": tensor
-            for worker, data in sorted(left.items())
-            for name, tensor in load_bytes(_LEFT.decode(data).state).items()
+            for worker, state in left.items()
+            for name, tensor in load_bytes(state).items()
         }
-
-    def _parity(self, step: int) -> int:
-        return -(-step // self._rule.period) % 2
 
     def hand_out_states(self, data: CheckpointData, then: JobState, workers: int) -> str:
         if then.applies == "gradients":
@@ -211,7 +215,8 @@ class LocalSgd(ServerBackend):
                 f"{workers}: each worker's optimizer begins with fresh state"
             )
         for worker, state in states.items():
-            self.share(f"{_RESTORED}{worker}", _encoded(data.step, state))
+            if state or not data.local:  # else it begins with fresh state, and says so
+                self.share(f"{_RESTORED}{worker}", _encoded(data.step, state))
         return ""
 
     def take_state(self) -> bool:

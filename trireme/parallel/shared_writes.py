@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from trireme.errors import ConfigurationError
 from trireme.session.model.trained import Trained
 from trireme.tensors import is_dtensor
 from trireme.writes.watched_writes import ValueWatch, named
+
+Total = Callable[[Sequence[float]], Callable[[], Sequence[float]]]
+"""Sums numbers over processes: begins that, and returns a function that waits for the sums."""
 
 
 class SharedWrites(ValueWatch):
@@ -24,7 +27,6 @@ class SharedWrites(ValueWatch):
         super().__init__(trained)
         self._replicated = replicated
         self._mine: list[str] = []
-        self._doubted = False  # whether copies may differ, as not all processes have written
         self._counts = self._shard_versions()
 
     def remember(self, step: int | None = None) -> None:
@@ -38,28 +40,40 @@ class SharedWrites(ValueWatch):
         """Returns numbers for a sum over the processes: what this one has written."""
         now, written = self._shard_versions(), self.written()
         changed = [name for name, count in now.items() if self._counts.get(name, count) != count]
-        if self._doubted:
-            written, self._doubted = list(self._trained.parameters), False
-        self._mine = list(dict.fromkeys([*changed, *written]))
         names = [*changed, *(name for name in [*written, *self.unknown] if name not in now)]
+        self._mine = list(dict.fromkeys([*names, *written]))
         if not names:
             return [0.0] * 4
-        change = (names, self.values_of(names) if self._replicated else 0)
-        digest = float(zlib.crc32(repr(change).encode()) & 0xFFFFFF)
+        digest = self._digest(names)
         return [1.0, digest, digest**2, float(bool(written))]
+
+    def _digest(self, names: Sequence[str]) -> float:
+        values = self.values_of(names) if self._replicated else 0
+        return float(zlib.crc32(repr((names, values)).encode()) & 0xFFFFFF)
 
     def _shard_versions(self) -> dict[str, int]:
         parameters = self._trained.parameters
         return {name: each._version for name, each in parameters.items() if is_dtensor(each)}
 
-    def agree(self, totals: Sequence[float], processes: int) -> None:
-        """Checks the sums of the votes: that all processes have written the same, or none."""
+    def agree(self, totals: Sequence[float], processes: int, total: Total) -> None:
+        """Checks the sums of the votes: that all processes have written the same, or none.
+
+        Args:
+            totals: the sums.
+            processes: how many have voted.
+            total: sums further numbers over all of them.
+
+        Raises:
+            ConfigurationError: they have not.
+        """
         count, digests, squares, written = totals
         if not count or (count == processes and digests**2 == squares * count):
             return
-        if not written:  # they may have put back what was there: the next vote is of all values
-            self._doubted = self._replicated
-            return
+        if not written:  # they may have put back what was there: all values tell
+            digest = self._digest(list(self._trained.parameters))
+            digests, squares = total([digest, digest**2])() if self._replicated else (0.0, 0.0)
+            if digests**2 == squares * processes:
+                return
         mine = named(self._mine) if self._mine else "nothing"
         raise ConfigurationError(
             f"{count:.0f} of {processes} processes have written to parameters themselves since the "

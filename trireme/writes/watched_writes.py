@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -76,12 +76,13 @@ class ValueWatch:
         self._versions: list[tuple[int, int]] = []
         self._sums: list[int] = []
         self._samples: list[_Sample] = []  # one for each vector
+        self._uncertain: set[str] = set()  # unknown since before the package wrote itself
         self._found: set[str] = set()  # since then: other values may come over those written
 
     def remember(self, step: int | None = None) -> None:
         """Takes the present values, at a global step; at that of the last call without one."""
         self._step = self._step if step is None else step
-        self._found = set()
+        self._found, self._uncertain = set(), set()
         locals_ = self._locals()
         vectors = self._vectors(locals_)
         if (names := list(self._trained.parameters)) != self._names:
@@ -116,8 +117,18 @@ class ValueWatch:
             if (name in counted or self._whole) and _sum(each) != before:
                 found.add(name)
         self._often |= bool(found)
-        self.unknown = [] if self._sums else sorted(counted - found)
+        unknown = self._uncertain if self._sums else self._uncertain | counted
+        self.unknown = sorted(unknown - found)
         return [name for name in self._names if name in found]
+
+    def without(self, names: Collection[str]) -> tuple[set[str], set[str]]:
+        """Returns the parameters that were written to, and the unknown, but for these names."""
+        known = zip(self._names, self._locals(), self._versions, strict=False)
+        own = {name for name, each, (_, at) in known if name in names and each.data_ptr() == at}
+        return {*self.written()} - own, {*self.unknown} - own
+
+    def keep(self, found: set[str], unknown: set[str]) -> None:
+        self._found, self._uncertain = found, unknown
 
     def touched(self) -> bool:
         return bool(self.written() or self.unknown)
@@ -175,11 +186,12 @@ class WatchedWrites(OwnWrites):
             watch.remember(step)
 
     @contextmanager
-    def ours(self) -> Iterator[None]:
-        known = [watch for watch in self.watches if not watch.touched()]
+    def ours(self, names: Collection[str] = ()) -> Iterator[None]:
+        kept = [watch.without(names) for watch in self.watches]
         yield
-        for watch in known:
+        for watch, (found, unknown) in zip(self.watches, kept, strict=True):
             watch.remember()
+            watch.keep(found, unknown)
 
     def check(self) -> str:
         unknown: list[str] = []

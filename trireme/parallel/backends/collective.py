@@ -170,7 +170,7 @@ class Collective(Local):
         """Checks that all processes have changed the same."""
         stop, _, _, *numbers = totals
         if not stop and self._writes is not None:  # one that has ended writes nothing any more
-            self._writes.agree(numbers[:4], self.group.size)
+            self._writes.agree(numbers[:4], self.group.size, self.group.total)
         count, digests, squares = numbers[4:]
         if count and (count < self.group.size or digests**2 != squares * count):
             raise ConfigurationError(

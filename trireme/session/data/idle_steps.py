@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from trireme.ps.results import PushResult
 from trireme.session.worker.worker import Worker
 
 _FIRST_SECONDS = 0.02
@@ -24,7 +25,7 @@ class IdleSteps:
     def __init__(
         self,
         worker: Worker,
-        flush: Callable[[], None],
+        flush: Callable[[], PushResult | None],
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._worker = worker
@@ -49,16 +50,16 @@ class IdleSteps:
         Others exchange it while they wait for this worker's examples: a period that went on would
         be of other steps here and there.
         """
-        backend = self._worker.backend
-        if backend.trains_locally and self._worker.setup.settings.rule.synchronous:
-            self._flush()
+        setup = self._worker.setup
+        if setup.outer is not None and setup.settings.rule.synchronous:
+            self._exchange()
 
     def wait(self, *, awaited: bool) -> None:
         """Waits a little for what others do; the first time only for the worker's own update."""
         self._times += 1
         rule = self._worker.setup.settings.rule
         if self._times == 1:
-            self._flush()
+            self._exchange()
         elif awaited or not (rule.staleness is None or rule.synchronous):
             self.make()
         else:
@@ -67,6 +68,8 @@ class IdleSteps:
     def make(self) -> None:
         """Makes an update without examples; in rounds as many as the program makes of a batch."""
         worker, setup = self._worker, self._worker.setup
+        if self._exchange() and setup.outer is not None:
+            return  # what it has trained locally was awaited
         rule = setup.settings.rule
         if rule.synchronous and 0 < rule.aggregate < setup.settings.task.workers:
             self._pause()
@@ -76,8 +79,14 @@ class IdleSteps:
             worker.begin_step()
             setup.flat.zero_gradients()
             worker.update(0.0, (), counts=rule.synchronous)
-        self._flush()
+        self._exchange()
         self._times = 1  # the next wait is short
+
+    def _exchange(self) -> bool:
+        """Waits for the worker's own update, and returns whether there was one."""
+        if (result := self._flush()) is not None:
+            self._worker.updated(result)
+        return result is not None
 
     def _pause(self) -> None:
         with self._worker.lifecycle.liveness.excused("it waits for the examples of others"):

@@ -7,7 +7,7 @@ plug-in finds the writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,8 +41,8 @@ class OwnWrites:
         return None
 
     @contextmanager
-    def ours(self) -> Iterator[None]:
-        """Lets the package itself write values during the block."""
+    def ours(self, names: Collection[str] = ()) -> Iterator[None]:
+        """Lets the package write values during the block, and forgets writes to these names."""
         yield
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from trireme.errors import JobFailed, UsageError
 from trireme.launch.exit_reason import INTERRUPTED
 from trireme.location import RemotePath
-from trireme.ps.results import after_the_end
+from trireme.ps.results import PushResult, after_the_end
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.worker.ending import finish
 from trireme.session.worker.recorder import Recorder
@@ -69,11 +69,12 @@ class Job:
         self._exit_if_interrupted()
         raise after_the_end(worker.task.index, worker.backend.global_step)
 
-    def complete(self) -> None:
+    def complete(self) -> PushResult | None:
         """Waits for the update that is under way, and exchanges local ones."""
         last = self.worker.complete()
         if last is not None and self._recorder is not None:
             self._recorder.count(last.decided, last.steps)
+        return last
 
     def announce_checkpoints(self) -> None:
         """Shows the checkpoints that are complete since the last call."""

@@ -225,7 +225,7 @@ class Worker:
                     f"write_values: {name!r} of shape {tuple(value.shape)}: the optimizer has {has}"
                 )
         on_servers = self.task.servers > 0 and setup.outer is None
-        with setup.own_writes.ours() if on_servers else nullcontext(), torch.no_grad():
+        with setup.own_writes.ours(values) if on_servers else nullcontext(), torch.no_grad():
             for held in (setup.trained, setup.flat) if on_servers else (setup.trained,):
                 for name, value in values.items():
                     if name in held.parameters:
@@ -274,6 +274,12 @@ class Worker:
         reason = None if lifecycle.stop_sent or backend.stopping else lifecycle.interrupted
         if reason is not None:
             self.stop(reason)
+        self.updated(result)
+        return result
+
+    def updated(self, result: PushResult | None) -> None:
+        """Saves what is due, and leaves where this worker is to, after an update."""
+        backend, lifecycle = self.backend, self.lifecycle
         try:
             self.checkpoints.step_made(exchanged=result is not None)
         except Fenced:  # another worker is chief, and saves
@@ -284,7 +290,6 @@ class Worker:
             if not self.push_under_way:
                 self.retire()  # the job needs nothing more from this worker
         self.remember()
-        return result
 
     def _check_writes(self) -> None:
         if warning := self.setup.own_writes.check():
