@@ -1,1 +1,1 @@
-"""Plug-in: warnings and notes about programs whose training goes wrong without an error."""
+"""Warnings and notes about programs whose training goes wrong without an error."""

@@ -1,1 +1,1 @@
-"""Plug-in: the strategies `averaging` and `diloco`, whose workers train locally."""
+"""The strategies `averaging` and `diloco`, whose workers train locally."""

@@ -1,1 +1,1 @@
-"""Plug-in: `trireme.distribute`, for a program whose loop is its own."""
+"""`trireme.distribute`, for a program whose loop is its own."""
