@@ -39,7 +39,7 @@ def test_workers_are_killed_on_hosts_of_their_own_and_every_update_counts_once(
 
 
 @pytest.mark.thorough
-@pytest.mark.slow(but=("tls",))
+@pytest.mark.slow(but=("hosts-tls",))
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("names", "words"),
@@ -48,8 +48,9 @@ def test_workers_are_killed_on_hosts_of_their_own_and_every_update_counts_once(
         (("cut host", "mute host", "deafen host", "slow host"), ()),
         (("cut pair",), ()),
         (("kill server", "kill worker", "cut host", "deafen host"), ("--tls",)),
+        (("kill server", "cut host"), ("--tls",)),
     ],
-    ids=["servers", "hosts", "pairs", "tls"],
+    ids=["servers", "hosts", "pairs", "tls", "hosts-tls"],
 )
 def test_tasks_and_hosts_are_lost_and_every_update_counts_once(
     names: tuple[str, ...], words: tuple[str, ...], mnist_dir: Path

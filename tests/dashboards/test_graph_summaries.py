@@ -58,10 +58,8 @@ def devices(run_dir: Path, run: str) -> dict[str, str]:
     return {node.name: node.device for node in events.Graph().node}
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    "options", [(), pytest.param(("--lean",), marks=pytest.mark.slow)], ids=["at once", "lean"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [(), ("--lean",)], ids=["at once", "lean"])
 def test_the_graph_of_a_placed_model_has_the_devices_of_the_tasks(
     tmp_path: Path, options: tuple[str, ...]
 ) -> None:

@@ -119,7 +119,7 @@ print(session.task.name, "ends at", session.global_step)
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.processes
 def test_python_starts_a_cluster_as_in_the_classic_tutorials(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)

@@ -131,7 +131,7 @@ def _peak() -> float:
     return int(line) / 1024
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_few_micro_batches_are_kept_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     # Else glibc keeps freed memory of this size for itself, with holes.
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(1 << 20))

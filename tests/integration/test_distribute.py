@@ -49,8 +49,7 @@ def test_two_processes_train_one_model(
         assert all(start.records[-1].status["examples_per_second"] > 0 for start in workers)
 
 
-@pytest.mark.slow(but=("async",))
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["async", "sync"])
 def test_a_schedule_goes_on_at_the_steps_of_its_own_loop(shell: Shell, strategy: str) -> None:
     words = ("run", "--ps", 1, "--workers", 2, "--strategy", strategy, "--run-dir", "run")

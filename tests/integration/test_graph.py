@@ -65,8 +65,7 @@ def _fail(path: Path, error: Exception) -> Any:
 # Faults ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
-@pytest.mark.slow(but=("1",))
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_task_is_named_and_a_killed_one_ends_the_job(victim: int, shell: Shell) -> None:
     running = shell.start(

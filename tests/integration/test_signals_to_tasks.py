@@ -71,8 +71,7 @@ ENDS = {
 }
 
 
-@pytest.mark.slow(but=("Ctrl-C at one worker",))
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_one_worker_leaves_and_the_others_go_on_until_the_job_is_interrupted(
     end: str, shell: Shell

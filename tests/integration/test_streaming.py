@@ -75,7 +75,7 @@ def run(shell: Shell, size: int, batch: int, lives: int) -> None:
     assert counts.unique().tolist() == [EPOCHS]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_each_example_counts_once_though_workers_are_killed(shell: Shell) -> None:
     run(shell, 10_000, 50, lives=1)
 

@@ -33,8 +33,7 @@ with session:
 """
 
 
-@pytest.mark.slow(but=("sync",))
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("strategy", ["sync", "ssp"])
 def test_the_job_goes_on_without_a_worker_that_lives_and_makes_no_steps(

@@ -20,7 +20,7 @@ from tests.integration.test_lost_servers import counting, counts, release, until
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_server_whose_loop_is_stuck_is_lost_though_its_heart_beats(shell: Shell) -> None:
     steps = 3000  # it is released before these are made
     words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--heartbeat-timeout", 2)

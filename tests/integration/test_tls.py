@@ -43,7 +43,7 @@ def shown(shell: Shell, run: Path, but: Sequence[Path]) -> dict[str, bytes]:
     return seen
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_job_of_one_host_over_tls(shell: Shell) -> None:
     run = shell.directory / "run"
     job = shell.start(

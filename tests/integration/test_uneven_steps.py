@@ -86,8 +86,7 @@ def test_a_process_that_is_stopped_is_given_up_and_all_are_started_again(
     assert "all workers are started again" in ended.err
 
 
-@pytest.mark.slow(but=("1",))
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("busy", [1, 0])
 def test_a_process_that_holds_the_interpreter_lock_and_computes_is_waited_for(
     busy: int, shell: Shell

@@ -181,7 +181,7 @@ optimizer.step()
 """
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_an_exception_at_a_prompt_is_not_the_end_of_the_program(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-i"],

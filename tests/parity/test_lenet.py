@@ -71,14 +71,12 @@ def run(request: pytest.FixtureRequest, images: TensorDataset) -> Run:
 
 
 @pytest.mark.slow(but=("adam",))
-@pytest.mark.thorough(but=("adam",))
 def test_two_workers_with_half_the_batch_equal_one_process(run: Run) -> None:
     cluster = Cluster(2, 2, "sync", scheme="tcp")
     run.check(same_everywhere(trained(run.problem, run.case.make, cluster)))
 
 
-@pytest.mark.slow(but=("adam", "sgd in float64"))
-@pytest.mark.thorough(but=("adam",))
+@pytest.mark.slow(but=("adam",))
 def test_async_with_one_worker_equals_one_process(run: Run) -> None:
     cluster = Cluster(1, 1, "async", scheme="tcp")
     run.check(same_everywhere(trained(run.problem, run.case.make, cluster)))

@@ -63,8 +63,7 @@ def test_the_topics_merge_whose_joint_probability_loses_least(seed: int) -> None
     assert sorted(by_word[left].tolist()) == sorted(expected.tolist())
 
 
-@pytest.mark.slow(but=("1",))
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_as_many_topics_as_were_planted_recover_them(seed: int) -> None:
     planted = planted_topics(20, 1000, 900, length=80, alpha=0.05, beta=0.05, seed=seed)
