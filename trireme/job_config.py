@@ -102,11 +102,12 @@ def _in_words(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.BoolType():
             return "yes or no"
         case msgspec.inspect.IntType(ge=least, le=most):
-            end = f" to {most}" if most not in (None, _MOST) else ""
-            return f"a whole number from {least}{end}"
+            start = "" if least is None else f" from {least}"
+            return f"a whole number{start}" + (f" to {most}" if most not in (None, _MOST) else "")
         case msgspec.inspect.FloatType(gt=below, ge=least, le=most):
-            start = f"above {below}" if least is None else f"from {least}"
-            return f"a number {start}" + (f", {most:.0f} at most" if most is not None else "")
+            start = "" if least is None else f" from {least}"
+            start = start if below is None else f" above {below}"
+            return f"a number{start}" + (f", {most:.0f} at most" if most is not None else "")
     return ""
 
 
