@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 TRAIN = (PROGRAMS / "train.py", "--out", "out")
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_a_stopped_worker_is_named_within_two_seconds_and_the_end_is_shown(
     shell: Shell,
 ) -> None:

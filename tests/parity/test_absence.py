@@ -55,7 +55,7 @@ def test_the_penalty_of_l2_is_for_unused_parameters_too(way: str) -> None:
     assert difference(values, plain("unused", l2=0.1)) <= EXACT
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"clip_norm": 0.1}, {"accumulate": 2}], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", ["alternating", "gated"])
@@ -107,7 +107,7 @@ CROSSINGS = [
 ]
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 @pytest.mark.parametrize("before, after", CROSSINGS, ids=lambda c: f"{c.workers}w{c.servers}s")
 @pytest.mark.parametrize("case", ["unused", "thawed", "alternating", "gated"])
 def test_counters_that_differ_cross_to_other_strategies(

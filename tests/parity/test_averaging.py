@@ -466,6 +466,7 @@ def assert_same_bits(one: CheckpointData, other: CheckpointData) -> None:
     assert one.state["consumed"] == other.state["consumed"]
 
 
+@pytest.mark.slow(but=("2-averaging-int8", "2-diloco-none"))
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("workers", "strategy", "codec"),

@@ -104,15 +104,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def crossings() -> list[Any]:
-    """From one process into each way, and back from two of them; slow, back from all, and more.
+    """From one process into some ways, and back from two of them; slow, into all and back.
 
     What one process reads to the bit and what one process has written is the same whoever is on
     the other side: a checkpoint says nothing of who wrote it, as each case compares.
     """
     ways = list(WAYS)
-    found = [("one process", way) for way in ways]
+    found = [("one process", way) for way in ("ps async, 2 servers", "fsdp=2,tp=2", LEAN)]
     found += [("ps sync over pp=2", "one process"), (LEAN, "one process")]
-    more = [(way, "one process") for way in ways]
+    more = [("one process", way) for way in ways] + [(way, "one process") for way in ways]
     more += [(way, way) for way in ways] + list(zip(ways, [*ways[1:], ways[0]], strict=True))
     slow = [pair for pair in dict.fromkeys(more) if pair not in found]
     return [*found, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in slow)]

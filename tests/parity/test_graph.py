@@ -34,7 +34,7 @@ def trained(process_group: ProcessGroup, case: str, replicas: int, **options: An
     return [{n: torch.from_numpy(v) for n, v in values.items()} for values in ran.values]
 
 
-@pytest.mark.slow(but=("MLP", "unused", "tied weights", "LSTM", "batch normalization"))
+@pytest.mark.slow(but=("MLP", "unused", "tied weights"))
 @pytest.mark.thorough(but=("MLP", "unused"))
 @pytest.mark.parametrize("case", [*CASES, *CIFAR, *TIED, *ABSENT, "batch normalization"])
 def test_a_scattered_graph_equals_one_process(case: str) -> None:

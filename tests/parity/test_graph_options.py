@@ -63,8 +63,7 @@ def refused(program: Any, *args: Any, spread: ProcessGroup = GRAPH) -> str:
 # Batches and losses ------------------------------------------------------------------------------
 
 
-@pytest.mark.slow(but=("pairs", "by name", "the model's loss"))
-@pytest.mark.thorough(but=("pairs",))
+@pytest.mark.slow(but=("pairs",))
 @pytest.mark.parametrize("form", FORMS)
 def test_batches_of_every_form_and_size(form: str) -> None:
     losses, wanted = train_plainly()
@@ -213,7 +212,7 @@ def test_a_program_freezes_and_thaws_the_model_that_it_knows() -> None:
         assert difference(tensors(values), wanted) <= 1e-6
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_layers_have_the_mode_that_the_program_gives_them() -> None:
     (wanted,) = run_process_group(ProcessGroup(), train_with_modes).values
     for values in run_process_group(replace(GRAPH, microbatches=1), train_with_modes).values:

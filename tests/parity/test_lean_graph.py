@@ -54,8 +54,7 @@ def assert_equal(found: CheckpointData, wanted: CheckpointData) -> None:
     assert all(found.state[name] == wanted.state[name] for name in ("consumed", "sizes"))
 
 
-@pytest.mark.slow(but=("MLP", "batch normalization"))
-@pytest.mark.thorough(but=("MLP",))
+@pytest.mark.slow(but=("MLP",))
 @pytest.mark.parametrize("build", BUILDS)
 def test_it_trains_and_evaluates_as_one_process(build: str, tmp_path: Path) -> None:
     spread = ONE_PIECE if build == "batch normalization" else TWO

@@ -81,7 +81,7 @@ def test_every_way_equals_one_process(case: str, way: str, plain: Any) -> None:
         assert difference(values, plain[key]) <= CLOSE
 
 
-@pytest.mark.thorough(but=("ps sync over tp=2",))
+@pytest.mark.slow(but=("ps sync over tp=2",))
 @pytest.mark.parametrize("way", ["fsdp", "fsdp=2,tp=2", "ps sync over tp=2"])
 def test_tied_weights_stay_one(way: str, plain: Any) -> None:
     wanted = plain.setdefault(("tied", "sgd", None), train_plain("tied weights"))
@@ -216,7 +216,7 @@ def test_frozen_parameters_are_saved_and_a_job_goes_on_with_them(way: str, tmp_p
     assert (after["0.weight"] != before["0.weight"]).any()
 
 
-@pytest.mark.thorough(but=("tp=2,pp=2",))
+@pytest.mark.slow(but=("tp=2,pp=2",))
 @pytest.mark.parametrize(
     "way",
     ["tp=2,pp=2", "fsdp=2,tp=2", "ps sync over dp=2,tp=2"],

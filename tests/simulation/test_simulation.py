@@ -437,7 +437,7 @@ def warn_if_it_took_many(mode: str, bug: object, seed: int) -> None:
         warnings.warn(f'put "{key}": {seed} into SEEN_AT', stacklevel=2)
 
 
-@pytest.mark.thorough(but=REPRESENTATIVES)
+@pytest.mark.slow(but=REPRESENTATIVES)
 @pytest.mark.parametrize(("mode", "makers"), BUGS, ids=bug_name)
 def test_a_planted_bug_is_found(mode: str, makers: Makers) -> None:
     for seed in seeds(mode, makers, PLENTY):
@@ -449,7 +449,7 @@ def test_a_planted_bug_is_found(mode: str, makers: Makers) -> None:
     pytest.fail(f"{PLENTY} schedules went by unnoticed")
 
 
-@pytest.mark.thorough(but=REPLICATION_REPRESENTATIVES)
+@pytest.mark.slow(but=REPLICATION_REPRESENTATIVES)
 @pytest.mark.parametrize(("mode", "bug", "shows"), [*REPLICATION_BUGS, *LINK_BUGS], ids=bug_name)
 def test_a_planted_bug_of_replication_is_found(
     mode: str, bug: planted_replication.Patch, shows: Callable[[Schedule], bool]

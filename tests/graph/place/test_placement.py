@@ -36,6 +36,7 @@ def at_random(problem: Problem, numbers: random.Random) -> Ints:
     return np.array([numbers.choice(devices) for devices in able], dtype=np.intp)
 
 
+@pytest.mark.slow(but=("inception-4", "lstm-1", "two-tower-4"))
 @pytest.mark.thorough
 @pytest.mark.parametrize("micro_batches", [1, 4])
 @pytest.mark.parametrize("name", MODELS)

@@ -110,8 +110,7 @@ def each_point(tmp_path: Path, count: int) -> list[tuple[int, Path]]:
     ]
 
 
-@pytest.mark.slow(but=("the next step-power_cut", "the same step by the next writer-killed"))
-@pytest.mark.thorough(but=("the next step-power_cut",))
+@pytest.mark.slow(but=("the next step-power_cut",))
 @pytest.mark.parametrize("death", [killed, power_cut])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_a_process_that_dies_at_any_operation(

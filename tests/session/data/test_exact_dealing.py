@@ -78,6 +78,7 @@ def test_each_example_counts_once_an_epoch(cluster: Cluster) -> None:
         assert found == {(e, n) for e in range(EPOCHS) for n in range(SIZE)}, kind
 
 
+@pytest.mark.slow(but=("allreduce",))
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "group",
