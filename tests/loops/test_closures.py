@@ -108,6 +108,7 @@ def loop(kind: str) -> tuple[list[float], list[float]]:
     return train(kind, share, wrap)
 
 
+@pytest.mark.thorough(but=("alone-sam", "alone-halving", "alone-adam", "allreduce-sam"))
 @pytest.mark.parametrize("kind", ["sam", "halving", "adam"])
 @pytest.mark.parametrize(
     "group",

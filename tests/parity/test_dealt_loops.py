@@ -29,6 +29,7 @@ def ran(way: str, *args: Any) -> list[tuple[Values, dict[str, int]]]:
     ]
 
 
+@pytest.mark.thorough(but=("ps sync-24-epochs", "allreduce-24-prepare"))
 @pytest.mark.parametrize("prepared", [False, True], ids=["epochs", "prepare"])
 @pytest.mark.parametrize(
     ("way", "rows"),  # the last batch of an epoch is smaller, where that is allowed
@@ -44,6 +45,7 @@ def test_what_the_job_deals_is_trained_on_as_in_one_process(
         assert counted["steps"] == alone["steps"]
 
 
+@pytest.mark.thorough(but=("ps sync",))
 @pytest.mark.parametrize("way", ["allreduce", "ps sync", "ps sync over dp=2"])
 def test_what_a_loop_keeps_comes_back_in_all_processes(way: str, tmp_path: Path) -> None:
     started = replace(WAYS[way], run_dir=tmp_path)

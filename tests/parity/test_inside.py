@@ -53,6 +53,7 @@ def saved(run_dir: Path) -> CheckpointData:
     return data
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("group", "options"),
     [
@@ -109,6 +110,7 @@ def test_each_example_counts_once(group: ProcessGroup, tmp_path: Path) -> None:
     assert consumed == updates * per_update * BATCH
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("before", "after"), [(TWO, TWO), (TWO, {}), ({}, TWO)], ids=str)
 def test_a_job_goes_on_at_the_exact_example(
     before: dict[str, Any], after: dict[str, Any], tmp_path: Path

@@ -54,6 +54,7 @@ def assert_equal(found: CheckpointData, wanted: CheckpointData) -> None:
     assert all(found.state[name] == wanted.state[name] for name in ("consumed", "sizes"))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("MLP",))
 @pytest.mark.parametrize("build", BUILDS)
 def test_it_trains_and_evaluates_as_one_process(build: str, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ def run(request: pytest.FixtureRequest, images: TensorDataset) -> Run:
     return Run(request.param, images)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("adam",))
 def test_two_workers_with_half_the_batch_equal_one_process(run: Run) -> None:
     cluster = Cluster(2, 2, "sync", scheme="tcp")

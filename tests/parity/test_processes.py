@@ -29,6 +29,7 @@ def expected(images: TensorDataset) -> Values:
     return train(problem, sgd(lr=0.01)).values
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("async-1-1",))
 @pytest.mark.parametrize(("strategy", "servers", "workers"), [("sync", 2, 2), ("async", 1, 1)])
 def test_a_job_of_processes_equals_one_process(

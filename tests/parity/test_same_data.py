@@ -11,6 +11,7 @@ from tests.process_groups import run_process_group
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
+@pytest.mark.thorough(but=("allreduce-names0", "tensor-names5"))
 @pytest.mark.parametrize(
     ("way", "names"),
     [

@@ -54,11 +54,11 @@ COMPOSED = tuple(way for way in WAYS if "=" in way)
 
 Adam with clipping, below, trains the transformer in six of them.
 """
-FEW = ("fsdp=2,tp=2", "ps sync over tp=2")
-"""Of those, in `make test`."""
+FEW = ("allreduce", "fsdp", "tensor", "pipeline gpipe", "graph", "ps sync over tp=2")
+"""In `make test`."""
 
 
-@pytest.mark.thorough(but=tuple(f"MLP-{way}" for way in WAYS if way not in COMPOSED or way in FEW))
+@pytest.mark.thorough(but=tuple(f"MLP-{way}" for way in FEW))
 @pytest.mark.parametrize(
     ("case", "way"),
     [
@@ -216,6 +216,7 @@ def test_frozen_parameters_are_saved_and_a_job_goes_on_with_them(way: str, tmp_p
     assert (after["0.weight"] != before["0.weight"]).any()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("tp=2,pp=2",))
 @pytest.mark.parametrize(
     "way",

@@ -48,6 +48,7 @@ def program(batch_size: int) -> tuple[dict[str, list[float]], float, float]:
     return shown, evaluated, by_hand
 
 
+@pytest.mark.thorough(but=("fsdp", "graph"))
 @pytest.mark.parametrize(
     "group",
     [

@@ -110,6 +110,7 @@ def each_point(tmp_path: Path, count: int) -> list[tuple[int, Path]]:
     ]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow(but=("the next step-power_cut",))
 @pytest.mark.parametrize("death", [killed, power_cut])
 @pytest.mark.parametrize("scenario", SCENARIOS)
