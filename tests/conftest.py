@@ -168,8 +168,9 @@ def _same_environment() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _leaves_nothing_behind() -> Iterator[None]:
+def _leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that would spoil others of its process: they run in any order."""
     state = ProcessState()
     yield
-    assert state.changes() == []
+    ray = request.node.get_closest_marker("ray")  # its nodes live on, and it handles signals
+    assert ray is not None or state.changes() == []
