@@ -9,6 +9,7 @@ every ten seconds, each when the job has become whole again after the one before
 - each incarnation of a worker: acknowledged <= applied <= attempted, at every server, and equal for
   those that lived to the end; applied in the values is applied in the exactly-once table;
 - the accuracy, which may differ by half a point, or by three standard errors of two such counts;
+- how long nothing is acknowledged where only silence tells of a fault: two deadlines at most;
 - the updates a second, of which three quarters have to be left of the time without what processes
   take to start, and without the deadline where nothing but silence tells of a fault.
 
@@ -278,6 +279,12 @@ def report(quiet: Outcome, chaos: Outcome, least: float, deadline: float) -> lis
         f"goodput: {plain:.2f} of the quiet run, {without:.2f} without the starts, "
         f"{ratio:.2f} without the {silence:.1f} s until a deadline told of silence"
     )
+    problems += [
+        f"{each.fault}: {each.target}: nothing was acknowledged for {stall:.1f} s"
+        for each in chaos.struck
+        if FAULTS[each.fault].silent
+        and (stall := longest_gap(chaos.heard, each.at, each.over)) > 2 * deadline
+    ]
     if ratio < least:
         problems.append(f"goodput is {ratio:.2f} of the quiet run, less than {least}")
     return problems + compare_accuracy(quiet.accuracies, chaos.accuracies)

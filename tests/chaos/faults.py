@@ -222,7 +222,8 @@ class CutPair(Fault):
             time.sleep(job.deadline + MARGIN_SECONDS)
             count = job.acknowledged()
             time.sleep(job.deadline)
-            assert job.acknowledged() > count, "nobody trains while one link is cut"
+            trains = job.acknowledged() > count
+            assert trains, f"nobody trains while {target} is cut: {job.status()}"
             assert incarnations(job) == before, "a task was given up because of one link"
         finally:
             job.network.heal(one)

@@ -69,7 +69,7 @@ class IdleSteps:
         """Makes an update without examples; in rounds as many as the program makes of a batch."""
         worker, setup = self._worker, self._worker.setup
         if self._exchange() and setup.outer is not None:
-            return  # what it has trained locally was awaited
+            return  # the round has the update that others wait for
         rule = setup.settings.rule
         if rule.synchronous and 0 < rule.aggregate < setup.settings.task.workers:
             self._pause()

@@ -278,7 +278,7 @@ class Worker:
         return result
 
     def updated(self, result: PushResult | None) -> None:
-        """Saves what is due, and leaves where this worker is to, after an update."""
+        """Ends an update: saves a checkpoint that is due; a worker that is dismissed retires."""
         backend, lifecycle = self.backend, self.lifecycle
         try:
             self.checkpoints.step_made(exchanged=result is not None)
