@@ -67,6 +67,7 @@ from trireme.ps.replication.messages import (
     Fill,
     FillExtra,
     FollowPrimary,
+    Pulse,
     Replicate,
     Replicated,
 )
@@ -268,6 +269,7 @@ def server_templates(rule: Rule) -> list[Message]:
         Decided(0, (Apply(1, ((1, 1, 1),), 0.5), Cut(1, 1, 1)), 1),
         Decided(0, (Measure(0, ((1, 1, 1),)), Stop(1), Divide(1, 2)), 2),
         *(ConnectToShard(0, 1), ConnectToLeader(1, 1), FollowPrimary(0, 1, 0, 1, 1), Replicated(1)),
+        Pulse(),
         Replicate(1, 0.0, 0, 1, push.kind, PS_CATALOG.encode(push)),
         Fill(view(1, 0), b"", (VALUES,)),
         FillExtra((0, 32), (VALUES,)),

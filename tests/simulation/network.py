@@ -12,7 +12,7 @@ UP, DOWN = 0, 1
 """The two ways of a connection: from who made it, and back."""
 
 
-_BREAKS_AFTER = 2.0
+_BREAKS_AFTER = 10.0
 """A connection over which nothing passes breaks after so many seconds, as TCP's do."""
 
 _LATEST = 1.0

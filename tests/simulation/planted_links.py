@@ -24,7 +24,7 @@ def reports_no_copy_without_progress() -> AbstractContextManager[Any]:
 
 
 def reports_no_missing_connection_to_shard_0() -> AbstractContextManager[Any]:
-    """A primary does not say that it has no connection to that of shard 0."""
+    """A primary does not say that it hears nothing of that of shard 0."""
     return patch.object(Replicas, "look", lambda self, now: None)
 
 

@@ -181,21 +181,27 @@ def test_a_copy_that_takes_its_first_state_over_is_waited_for_while_it_is_connec
     assert primary.replicas.reports() == [LOST]
 
 
-def test_a_primary_without_a_connection_to_shard_0_reports_that() -> None:
+def test_a_primary_that_hears_nothing_of_shard_0_reports_that() -> None:
+    """Be it without a connection, or over one that is cut: TCP needs ten seconds to notice."""
     shards = (ShardEntry(0, 1, 0), ShardEntry(1, 2, 1))
     view = View(1, SERVERS, WORKERS, shards)
     replicas: Replicas[Link] = Replicas(1, patience=3.0)
     list(replicas.take(0.0, view))
     lost = LinkLost(1, 1, 0, 4)
 
-    def wait(start: float) -> list[Any]:
+    def wait(start: float, *, hears: Link | None = None) -> list[Any]:
         for tenth in range(32):
+            if hears is not None and tenth % 5 == 0:
+                assert replicas.pulse(hears)
             replicas.look(start + tenth / 10)
         return replicas.reports()
 
     assert wait(0.0) == [lost]
     link = Link(Identity("job", "ps:0"), opened_here=True)
     assert replicas.connected(link, Peer(1, False, 0)) is not None
-    assert wait(4.0) == []
+    assert wait(4.0, hears=link) == []
+    assert wait(7.2) == [lost]
+    assert wait(12.0, hears=link) == []
     replicas.closed(link)
-    assert wait(8.0) == [lost]
+    assert not replicas.pulse(link)
+    assert wait(16.0) == [lost]

@@ -32,7 +32,13 @@ from trireme.ps.messages import (
     Status,
 )
 from trireme.ps.replication.log import EVENTS
-from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, Fill, Replicate
+from trireme.ps.replication.messages import (
+    ConnectToLeader,
+    ConnectToShard,
+    Fill,
+    Pulse,
+    Replicate,
+)
 from trireme.ps.replication.replicas import Peer
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server.handler import ShardHandler
@@ -197,6 +203,20 @@ def test_a_server_takes_words_of_others_only_over_its_link_to_server_0() -> None
     assert link.closed, "only shard 0 is spoken with"
     with pytest.raises(FrameError, match="ps:2 did not say which shard it asks"):
         server.hear(link, Held(0, ()))
+
+
+def test_the_primary_of_shard_0_tells_the_others_that_it_lives_and_nobody_else_does() -> None:
+    leader, other = Server(), Server(1)
+    to_other, to_leader = leader.link("ps:1"), other.link("ps:0")
+    worker = leader.link("worker:0", 1)
+    for now in (1.0, 1.1, 1.6):
+        leader.handler.tick(now)
+        other.handler.tick(now)
+    assert to_other.sent == [Pulse(), Pulse()] and not worker.sent and not to_leader.sent
+    other.hear(to_leader, Pulse())
+    for link in (to_other, worker):
+        with pytest.raises(FrameError, match=f"{link.identity.task} is not the primary of shard 0"):
+            leader.hear(link, Pulse())
 
 
 def test_only_messages_that_have_a_payload_bring_one() -> None:

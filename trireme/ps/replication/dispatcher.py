@@ -6,13 +6,6 @@ another server's message with its index. It refuses a message that the task's ro
 
 The dispatcher does not use the connections that it is given. The server and the simulator own them,
 and drive this same object.
-
-    event      when it is called                            what it returns
-    speaks     it is to the primary of another shard        the messages to send to it at once
-    admit      a message has come over a connection         the connection to close for it, if any
-    sender     an admitted message goes to the shard        the task or the shard that it is of
-    link_for   a message is to be sent to another shard     the connection to it, if there is one
-    closed     a connection is gone                         nothing
 """
 
 from __future__ import annotations
@@ -32,9 +25,8 @@ class AuthenticatedLink(Protocol):
     """What the dispatcher reads of a connection."""
 
     identity: Identity  # the peer's, as the handshake has proven it
-    # counts the connections in the order in which they were made, not in that of their first
-    # messages, which may overtake each other. A process makes another one only when it has given up
-    # the one before.
+    # In the order in which connections are made, not in that of their first messages. A process
+    # makes another one only when it has given up the one before.
     number: int
 
 
@@ -49,8 +41,7 @@ class Dispatcher(Generic[_S]):
         # where epochs are not checked.
         self.epoch: str | None = None
         self.shard = shard
-        # The connections to the primaries of other shards, by shard.
-        self._shards: dict[int, _S] = {}
+        self.speakers: dict[int, _S] = {}  # the connections to the primaries of other shards
         # The last message to each, for a new connection: it tells all that those before have told.
         self._last_sent: dict[int, FromServer] = {}
         # The connection that each process uses, and the number of the newest that it has used.
@@ -63,7 +54,7 @@ class Dispatcher(Generic[_S]):
         Returns:
             The messages to send again; see `last_sent`.
         """
-        self._shards[shard] = link
+        self.speakers[shard] = link
         return self.last_sent(shard)
 
     def admit(self, link: _S, message: Message) -> _S | None:
@@ -85,7 +76,7 @@ class Dispatcher(Generic[_S]):
         """Returns the task that an admitted message is from; or the shard, as `worker`."""
         if not isinstance(message, FromServer):
             return Participant(link.identity.index, link.identity.incarnation)
-        shard = next((shard for shard, other in self._shards.items() if other is link), None)
+        shard = next((shard for shard, other in self.speakers.items() if other is link), None)
         if shard is None:
             raise FrameError(
                 f"{link.identity.task} may not speak as a server over this connection: only "
@@ -100,7 +91,7 @@ class Dispatcher(Generic[_S]):
         """
         assert isinstance(word.message, FromServer)
         self._last_sent[word.shard] = word.message
-        return self._shards.get(word.shard)
+        return self.speakers.get(word.shard)
 
     def last_sent(self, shard: int) -> list[FromServer]:
         return [self._last_sent[shard]] if shard in self._last_sent else []
@@ -108,8 +99,8 @@ class Dispatcher(Generic[_S]):
     def closed(self, link: _S) -> None:
         if self._speaking.get(link.identity) is link:
             del self._speaking[link.identity]
-        for shard in [shard for shard, other in self._shards.items() if other is link]:
-            del self._shards[shard]
+        for shard in [shard for shard, other in self.speakers.items() if other is link]:
+            del self.speakers[shard]
 
     def _supersede(self, link: _S) -> _S | None:
         """Returns the connection of a process that another one replaces, if any; see `admit`."""

@@ -35,6 +35,12 @@ class ConnectToLeader(FromServer, frozen=True, array_like=True):
     generation: Number  # its generation
 
 
+class Pulse(FromServer, frozen=True, array_like=True):
+    """The primary of shard 0 to those of other shards: it lives."""
+
+    kind: ClassVar[int] = 128
+
+
 class FollowPrimary(FromServer, frozen=True, array_like=True):
     """The first message of a backup, or of a joining replica, to the primary of its shard."""
 
@@ -117,7 +123,7 @@ _KINDS = [
 ]
 PS_MESSAGES: tuple[type[Message], ...] = (
     *(kind for kind in _KINDS if kind.kind),  # the base classes have none
-    *(*OPENERS, Fill, FillExtra, Replicate, Replicated, Borrows),
+    *(*OPENERS, Pulse, Fill, FillExtra, Replicate, Replicated, Borrows),
 )
 PS_CATALOG = Catalog(PS_MESSAGES)
 """The catalog of all messages that a connection to a parameter server may carry."""

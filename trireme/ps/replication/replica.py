@@ -7,16 +7,6 @@ a view makes a backup the primary, its shard is the one that everybody has heard
 Schneider, Implementing Fault-Tolerant Services Using the State Machine Approach (ACM Computing
 Surveys 22(4), 1990).
 
-    event       when it is called                                   at
-    request     a task asks something, or another shard says so     the primary
-    view        there is a new view                                 every replica
-    tick        time passes                                         every replica
-    follow      another replica connects                            the primary
-    confirmed   another replica has entries                         the primary
-    fill        the state comes with which the generation began     a joining replica
-    fill_extra  extra values come, as they are by now               a joining replica
-    replicate   an entry comes                                      a backup, a joining replica
-
 Events return iterators of outputs: the driver carries out each before it takes the next, so that
 other replicas and shards hear of an event before this one computes what follows from it.
 """

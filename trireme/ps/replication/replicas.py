@@ -13,6 +13,7 @@ primary (`FollowPrimary`).
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
@@ -36,9 +37,7 @@ class Peer(msgspec.Struct, frozen=True):
     """A connection that this server makes to another one."""
 
     shard: int  # of which shard of this server it is
-    # whether its replica follows the primary of the same shard; else it is primary, and speaks with
-    # shard 0
-    follows: bool
+    follows: bool  # the primary of the same shard; else it is primary, and speaks with shard 0
     server: int  # the index of the server to connect to
 
 
@@ -48,7 +47,7 @@ class Replicas(Generic[_L]):
     Args:
         make: makes an empty shard with its dispatcher, by its number.
         patience: after so many seconds without progress another server's copy of a shard is
-            reported, or the missing connection to the primary of shard 0.
+            reported, or the primary of shard 0, of which nothing is heard.
     """
 
     def __init__(
@@ -63,12 +62,13 @@ class Replicas(Generic[_L]):
         self._make = make
         self._patience = patience
         self._made_here: dict[_L, Peer] = {}
-        self._unconnected = StallClock(patience)  # by shard: without a connection to shard 0
+        # By shard: how many signs of life of shard 0 have come, and for how long none.
+        self._pulses = Counter[int]()
+        self._pulseless = StallClock(patience)
         # The number of the newest connection, by server, kind of opener and shard: a process makes
         # another one for the same purpose only when it has given up the one before.
         self._newest: dict[tuple[int, int, int], int] = {}
-        # Before the first view a server refuses what its shard is asked, as of another view.
-        # the replicas, by shard
+        # The replicas, by shard. Before the first view all that they are asked is refused.
         self.by_shard: dict[int, Replica[_L]] = {server: Replica(server, server, 1, make, patience)}
 
     # -- views -----------------------------------------------------------------------------------
@@ -154,9 +154,8 @@ class Replicas(Generic[_L]):
         replica, entry = self.local(0), self._entries(self.view).get(message.shard)
         if replica is None or replica.generation != message.generation:
             return None
-        if message.shard == 0 or not self._is_primary(link.identity.index, message.shard, entry):
-            return None
-        if self._is_superseded(link, message):
+        speaks = message.shard and self._is_primary(link.identity.index, message.shard, entry)
+        if not speaks or self._is_superseded(link, message):
             return None
         return replica, replica.dispatcher.speaks(link, message.shard)
 
@@ -172,9 +171,7 @@ class Replicas(Generic[_L]):
         replica, entry = self._primary_of(message), self.view.server(link.identity.index)
         if replica is None or entry is None or entry.incarnation != message.incarnation:
             return None
-        if self._is_superseded(link, message):
-            return None
-        outputs = replica.follow(link, message)
+        outputs = None if self._is_superseded(link, message) else replica.follow(link, message)
         return None if outputs is None else (replica, outputs)
 
     def peers(self) -> list[Peer]:
@@ -187,6 +184,11 @@ class Replicas(Generic[_L]):
                 assert self._leader is not None
                 out.append(Peer(number, False, self._leader))
         return out
+
+    @property
+    def _spoken_to(self) -> dict[int, int]:
+        """The shards here that speak with shard 0 elsewhere, and the server of its primary."""
+        return {each.shard: each.server for each in self.peers() if not each.follows}
 
     @property
     def _leader(self) -> int | None:
@@ -210,21 +212,31 @@ class Replicas(Generic[_L]):
         words = replica.dispatcher.speaks(link, 0)
         return replica, [ConnectToLeader(replica.number, replica.generation), *words]
 
+    def speakers(self) -> list[_L]:
+        """Returns the connections to the primaries of other shards, if that of shard 0 is here."""
+        leader = self.local(0)
+        return [] if leader is None else [*leader.dispatcher.speakers.values()]
+
+    def pulse(self, link: _L) -> bool:
+        """Takes a sign of life of shard 0; returns False where the connection is to another."""
+        peer = self._made_here.get(link)
+        if peer is None or peer.follows:
+            return False
+        self._pulses[peer.shard] += 1
+        return True
+
     def look(self, now: float) -> None:
-        """Passes the time: notes for how long connections to shard 0 have been missing."""
-        there = set(self._made_here.values())
-        lacking = [each for each in self.peers() if not each.follows and each not in there]
-        self._unconnected.look(now, {each.shard: each.server for each in lacking})
+        """Passes the time: notes for how long nothing has been heard of shard 0."""
+        to = self._spoken_to.items()
+        self._pulseless.look(now, {s: (server, self._pulses[s]) for s, server in to})
 
     def reports(self) -> list[Message]:
         """Returns what the coordinator should know; it is told again until its view shows it."""
         out = [each for replica in self.by_shard.values() for each in replica.reports()]
-        for peer in self.peers():
-            entry = self.view.server(peer.server)
-            if not peer.follows and peer.shard in self._unconnected.overdue and entry is not None:
-                out.append(
-                    LinkLost(self.view.generation, peer.shard, peer.server, entry.incarnation)
-                )
+        for shard, server in self._spoken_to.items():
+            entry = self.view.server(server)
+            if shard in self._pulseless.overdue and entry is not None:
+                out.append(LinkLost(self.view.generation, shard, server, entry.incarnation))
         return out
 
     def local(self, shard: int) -> Replica[_L] | None:

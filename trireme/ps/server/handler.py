@@ -44,6 +44,7 @@ from trireme.ps.replication.messages import (
     Fill,
     FillExtra,
     FollowPrimary,
+    Pulse,
     Replicate,
     Replicated,
 )
@@ -145,6 +146,10 @@ class ShardHandler:
         if isinstance(message, (Replicate, Replicated, Fill, FillExtra, Borrows)):
             self._replicate(link, replica, message, payload)
             return
+        if isinstance(message, Pulse):
+            if not self.replicas.pulse(link):
+                raise FrameError(f"{link.identity.task} is not the primary of shard 0")
+            return
         if isinstance(message, (ConnectToShard, ConnectToLeader, FollowPrimary)):
             raise FrameError(f"{link.identity.task} has said before what its connection is for")
         if (superseded := replica.dispatcher.admit(link, message)) is not None:
@@ -210,6 +215,8 @@ class ShardHandler:
         if now >= self._due:
             self._due = now + _STATUS_SECONDS
             self.on_report(self.status())
+            for link in self.replicas.speakers():
+                link.offer(Pulse())
 
     def status(self) -> Report:
         logs = [each.log for each in self.replicas.by_shard.values() if each.log is not None]
