@@ -86,7 +86,7 @@ class Account:
         self.values: Vectors | None = None
         self.velocity: Vectors = ()
         self.history: History = {}
-        self.eras: list[tuple[int, Sequence[Part], History]] = []
+        self.eras: list[tuple[tuple[int, int], Sequence[Part], History]] = []
         self.applied: dict[PushId, int] = {}
         self.verdicts: dict[PushId, Decided] = {}
         self.refused: set[PushId] = set()
@@ -118,7 +118,10 @@ class Account:
         )
         self._indexed = 0
         self._by_bytes.clear()
-        number = 1 + max((number for number, _, _ in self.eras), default=0)
+        # One that begins without values comes behind shards of earlier generations, whose first
+        # values are loaded again.
+        generation, count = max((number for number, _, _ in self.eras), default=(0, 0))
+        number = max(generation, self.view.generation), count + 1
         self.eras.append((number, self._parts, self.history))
 
     def grow(self, layout: Layout, values: Sequence[torch.Tensor]) -> None:

@@ -82,6 +82,10 @@ class Network:
         """Delays every message to one process for some seconds, and none that it sends."""
         self._deaf[target] = self.loop.now + seconds
 
+    def is_deaf(self, name: str) -> bool:
+        """Returns whether nothing reaches a process now."""
+        return self.loop.now < self._deaf.get(name, 0.0)
+
     def part(self, one: str, other: str, seconds: float) -> None:
         """Lets nothing pass between two for so long; it arrives later."""
         self.cut(one, other, seconds)

@@ -128,10 +128,13 @@ class NoticeChecker:
         self._stuck = found
 
     def _count_tries(self) -> None:
-        """A link that has cost a copy serves none for a while, which grows."""
-        needed = set(self._needed_and_cut())
+        """A link that has cost a copy serves none for a while, which grows.
+
+        A server that is deaf besides is lost for its silence, and comes back without that.
+        """
+        needed, network = set(self._needed_and_cut()), self._place.network
         for pair in needed - self._needed:
-            self._tries[pair] += 1
+            self._tries[pair] += not any(network.is_deaf(server.name) for server in pair)
             if self._tries[pair] > _MOST_TRIES:
                 raise Violation(f"copies are placed again and again over the link of {pair}")
         self._needed = needed

@@ -486,9 +486,9 @@ class LeadsOverTheFirst(Dispatcher[Any]):
     """A server is talked to over the first connection that it has made."""
 
     def speaks(self, link: Any, shard: int) -> Any:
-        before = dict(self._shards)
+        before = dict(self.speakers)
         word = super().speaks(link, shard)
-        self._shards.update(before)
+        self.speakers.update(before)
         return word
 
     def closed(self, link: Any) -> None:

@@ -19,7 +19,7 @@ from trireme.cluster.view import ServerEntry, View
 from trireme.errors import FrameError
 from trireme.ps.messages import FencedVerdict, PushReply, Refused, Waiting
 from trireme.ps.replication.dispatcher import Dispatcher
-from trireme.ps.replication.messages import ConnectToShard
+from trireme.ps.replication.messages import ConnectToShard, Pulse
 from trireme.ps.replication.replica import Output, Replica
 from trireme.ps.replication.replicas import Peer
 from trireme.ps.server.handler import ShardHandler
@@ -249,6 +249,8 @@ class Server:
         process.holds(wire)
 
         def offer(message: Message, sequence: int, payload: Payload) -> None:
+            if isinstance(message, Pulse) and not self._often:
+                return  # nobody misses it there
             if self.cluster.network.loop.note is not None:
                 self.note(f"says {message} to {identity.task}")
             if shard and not _refuses(message):

@@ -366,7 +366,7 @@ SEEN_AT = {
     "links-hears_of_no_broken_link": 17,
     "links-joins_again_while_it_is_stuck": 74,
     "links-places_copies_there_at_once": 17,
-    "links-reports_no_copy_without_progress": 107,
+    "links-reports_no_copy_without_progress": 286,
     "links-reports_no_missing_connection_to_shard_0": 17,
     "links-takes_a_stuck_loop_for_live": 74,
     "rows-MovesNoRows": 3,
