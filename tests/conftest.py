@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
@@ -92,12 +93,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Refuses names of tests that differ from process to process: several share one run.
 
     Of a test with `@pytest.mark.thorough(but=(...))` the cases that are named stay in `make test`,
-    and of one with `@pytest.mark.slow(but=(...))` in `make test-all`: cases that there are.
+    and of one with `@pytest.mark.slow(but=(...))` in `make test-all`: cases that there are. With
+    `one_in=3` the first case of each three stays.
     """
     if not any("::" in given for given in config.args):
         _check_exceptions(items)
+    places: Counter[str] = Counter()
     for item in items:
-        item.own_markers = [mark for mark in item.own_markers if not _excepted(item, mark)]
+        test = item.nodeid.partition("[")[0]
+        marks, place = item.own_markers, places[test]
+        item.own_markers = [mark for mark in marks if not _excepted(item, mark, place)]
+        places[test] += 1
     named = [item.nodeid for item in items if _ADDRESS.search(item.nodeid)]
     if named:
         raise pytest.UsageError(
@@ -120,11 +126,11 @@ def _check_exceptions(items: list[pytest.Item]) -> None:
         raise pytest.UsageError(f"{test} has no case {case!r}, which its marker excepts")
 
 
-def _excepted(item: pytest.Item, mark: pytest.Mark) -> bool:
-    """Returns whether a marker is for other cases of a test than this one."""
-    return mark.name in ("slow", "thorough") and any(
-        f"[{case}]" in item.name for case in mark.kwargs.get("but", ())
-    )
+def _excepted(item: pytest.Item, mark: pytest.Mark, place: int) -> bool:
+    """Returns whether a marker is for other cases of a test than this one, by name or place."""
+    named = any(f"[{case}]" in item.name for case in mark.kwargs.get("but", ()))
+    stays = "one_in" in mark.kwargs and place % mark.kwargs["one_in"] == 0
+    return mark.name in ("slow", "thorough") and (named or stays)
 
 
 def real_data(name: str) -> Path:

@@ -195,6 +195,7 @@ def test_the_recurrent_language_model_on_two_workers(tmp_path: Path) -> None:
     assert len(re.findall(r"local steps: (\d+) applied", output)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_transformer_on_a_corpus_of_ones_own(tmp_path: Path) -> None:
     lines = "the cat sat on the mat\n" * 400 + "a dog did not\n" * 400
@@ -221,6 +222,7 @@ def test_the_towers_on_two_tasks_equal_one_process(tmp_path: Path) -> None:
         assert re.search(rf"{tower}\S* .*worker:{task}/cpu", output), output
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_towers_in_one_process_are_plain_training(tmp_path: Path) -> None:
     """The scopes have no effect."""
@@ -260,6 +262,7 @@ def auc(output: str) -> tuple[float, float]:
     return float(said[0][0]), float(said[0][1])
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_logistic_regression(tmp_path: Path) -> None:
     pytest.importorskip("numba")

@@ -298,6 +298,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", RULES)

@@ -30,6 +30,7 @@ def start(shell: Shell, fault: str, *, restarts: int = 0, wait_for: int = 0) -> 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_worker_that_hangs_over_the_end_does_not_hang_the_launcher(shell: Shell) -> None:
     ended = start(shell, "1:5:in flight:hang", wait_for=5).ended()

@@ -29,6 +29,7 @@ def until_stopped(running: Running, note: Path) -> None:
         assert running.process.poll() is None
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_leftover_worker_is_told_and_its_pushes_count_nowhere(shell: Shell) -> None:
     (port,) = free_ports(1)

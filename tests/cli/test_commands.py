@@ -284,6 +284,7 @@ def test_a_strangers_run_directory_controls_no_terminal(capsys, running: bool) -
         assert capsys.readouterr().err.strip().isprintable()
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.processes
 def test_what_is_refused_is_not_said_to_be_tried_again(capsys) -> None:
@@ -550,6 +551,7 @@ def test_an_address_file_that_cannot_be_written_is_bad_usage() -> None:
     )
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-"])
 def test_a_program_without_standard_streams_starts_jobs(closed: str) -> None:

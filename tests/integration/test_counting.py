@@ -72,6 +72,7 @@ def consumed(data: CheckpointData) -> list[list[int]]:
     return data.state["consumed"]["train"]
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_worker_that_dies_twice_is_started_again_and_nothing_counts_twice(shell: Shell) -> None:
     """Worker 1 dies between two updates, and next with a push under way."""

@@ -92,6 +92,7 @@ MODES = {
 }
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("cluster", MODES.values(), ids=MODES)

@@ -75,6 +75,7 @@ def test_an_optimizer_that_the_server_lacks_is_refused_by_name(shell: Shell) -> 
     assert "training" not in ended.out
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_missing_data_file_is_named(shell: Shell) -> None:
     ended = shell.run("run", *TRAIN, "--data-dir", "nowhere")

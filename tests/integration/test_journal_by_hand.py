@@ -64,6 +64,7 @@ def test_without_replicas_every_task_hears_soon_that_the_values_are_lost(shell: 
         assert "Traceback" not in ended.text
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_with_replicas_training_goes_on_and_no_update_is_lost(shell: Shell) -> None:
     job = Job(shell, 2, "--replicas", 2)

@@ -92,6 +92,7 @@ def test_an_exception_in_one_is_shown_once_and_the_others_are_victims(shell: She
     assert "only waited or were stopped: worker:0" in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_model_that_differs_is_refused_by_name(shell: Shell) -> None:
     ended = run(shell, "pipeline", *TRAIN, "--odd-one-out")

@@ -166,6 +166,7 @@ def test_an_exception_in_the_function_is_one_error_with_the_task_and_its_traceba
     assert text.rstrip().endswith("ValueError: boom") and 'raise ValueError("boom")' in text
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.processes
 def test_an_error_of_ours_shows_the_line_of_the_function() -> None:
@@ -182,6 +183,7 @@ def test_an_error_of_ours_shows_the_line_of_the_function() -> None:
     assert "session.py" not in lines
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.thorough
 def test_a_script_prints_as_trireme_run_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,6 +193,7 @@ def test_a_script_prints_as_trireme_run_does(capsys: pytest.CaptureFixture[str])
     assert "worker:0 | words ['--depth', '2']" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.thorough
 def test_servers_and_workers_of_a_closure(capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,7 @@ TOGETHER = {
 WAYS = {f"one worker, {way}": c for way, c in ALONE.items()} | TOGETHER
 
 
+@pytest.mark.slow(one_in=3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("case", CASES)
@@ -49,6 +50,7 @@ def test_what_is_never_used_stays_as_it_was_to_the_bit() -> None:
         assert torch.equal(values[name], value) == name.startswith("branches.1")
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("way", WAYS)
 def test_the_penalty_of_l2_is_for_unused_parameters_too(way: str) -> None:
     values = same_everywhere(trained("unused", WAYS[way], l2=0.1))

@@ -163,6 +163,7 @@ def test_in_whole_numbers_it_is_the_mean_gradient_to_the_bit(workers: int) -> No
     assert found[0]["row"].abs().sum() > 0
 
 
+@pytest.mark.slow(one_in=2)
 @MAKERS
 @pytest.mark.parametrize("servers", [1, 2])
 def test_averaging_is_local_training_and_a_mean(make: OptimizerFactory, servers: int) -> None:
@@ -174,6 +175,7 @@ def test_averaging_is_local_training_and_a_mean(make: OptimizerFactory, servers:
     assert difference(values, train(problem, make).values) > 1e-4, "that would prove nothing"
 
 
+@pytest.mark.slow(one_in=2)
 @MAKERS
 @pytest.mark.parametrize("workers", [1, 2])
 def test_diloco_is_local_training_and_a_nesterov_step(make: OptimizerFactory, workers: int) -> None:
@@ -183,6 +185,7 @@ def test_diloco_is_local_training_and_a_nesterov_step(make: OptimizerFactory, wo
     assert difference(values, expected) < EXACT
 
 
+@pytest.mark.slow(one_in=2)
 @MAKERS
 @pytest.mark.parametrize(
     "cluster",

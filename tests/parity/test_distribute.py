@@ -69,6 +69,7 @@ def tensors(values: dict[str, Any]) -> Values:
     return {n: torch.from_numpy(v) for n, v in values.items() if n != "begin"}
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(
     but=(
         "allreduce",
@@ -86,6 +87,7 @@ def test_every_way_equals_one_process(way: str, plain: Values) -> None:
         assert difference(values, plain) <= CLOSE
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("way", ["allreduce", "fsdp", "ps sync over dp=2", "ps async over dp=2"])
 def test_adam_over_several_backward_passes_with_clipping(way: str) -> None:
     wanted = train_plain_loop("MLP", "adam", clip_norm=0.1)
@@ -93,6 +95,7 @@ def test_adam_over_several_backward_passes_with_clipping(way: str) -> None:
         assert difference(values, wanted) <= 2e-4
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("way", ["allreduce", "ps sync", "ps async over dp=2", "ps sync over dp=2"])
 def test_batches_of_unequal_sizes_make_one_mean(way: str, plain: Values) -> None:
     for values in spread(way, train_unequal):

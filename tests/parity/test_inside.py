@@ -53,6 +53,7 @@ def saved(run_dir: Path) -> CheckpointData:
     return data
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("group", "options"),
@@ -86,6 +87,7 @@ def test_what_is_packed_is_the_mean_of_all_replicas(compress: str) -> None:
     assert difference(first, values_of(model_of("MLP"))) > 1e-3
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize(
     "group",
     [

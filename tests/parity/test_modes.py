@@ -77,6 +77,7 @@ def test_every_transport_carries_the_same_bits() -> None:
 # Modes that are one process by another name ----------------------------------------------------
 
 
+@pytest.mark.slow(one_in=2)
 @MAKERS
 @pytest.mark.parametrize(
     "cluster",

@@ -48,6 +48,7 @@ def test_every_optimizer_of_the_registry_is_here() -> None:
     assert {name.split()[0] for name in CASES} == set(OPTIMIZERS)
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_sync_equals_one_process(make: OptimizerFactory) -> None:
     problem = small()
@@ -55,6 +56,7 @@ def test_sync_equals_one_process(make: OptimizerFactory) -> None:
     assert difference(values, train(problem, make).values) < EXACT
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_async_with_one_worker_equals_one_process(make: OptimizerFactory) -> None:
     problem = small()
@@ -62,6 +64,7 @@ def test_async_with_one_worker_equals_one_process(make: OptimizerFactory) -> Non
     assert difference(values, train(problem, make).values) < EXACT
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 def test_without_servers_every_bit_is_the_same(make: OptimizerFactory) -> None:
     problem = small(dtype=torch.float32)

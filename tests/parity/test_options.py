@@ -59,6 +59,7 @@ def assert_equal(
 # Gradient clipping ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("make", [sgd(), adam()], ids=["sgd", "adam"])
 def test_clips_the_mean_of_a_step_as_clip_grad_norm_does(
     cluster: Cluster, make: OptimizerFactory
@@ -82,6 +83,7 @@ SCHEDULES = {
 """The last moves momentum, or the betas, too."""
 
 
+@pytest.mark.slow(one_in=3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
 @pytest.mark.parametrize("make", [sgd(), adam()], ids=["sgd", "adam"])
@@ -113,6 +115,7 @@ def grouped_sgd(params: Any) -> torch.optim.Optimizer:
     )
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("make", [grouped, grouped_sgd], ids=["adamw", "sgd"])
 def test_each_parameter_group_has_its_own_hyper_parameters(
     cluster: Cluster, make: OptimizerFactory
@@ -152,6 +155,7 @@ def test_l2_reaches_weights_that_no_batch_uses(cluster: Cluster) -> None:
     assert_equal(cluster, sgd(), Recipe(l2=0.05), problem, l2=0.05)
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("pieces", [2, 5])
 def test_accumulation_makes_the_same_update(cluster: Cluster, pieces: int) -> None:
@@ -187,6 +191,7 @@ AVERAGES = {
 """The latter reaches its last decay at step 13 of 20."""
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(("ema", "decay"), AVERAGES.values(), ids=AVERAGES)
 def test_the_moving_average_is_saved_and_evaluated(

@@ -45,6 +45,7 @@ def train_delayed(problem: Problem, make: OptimizerFactory) -> Values:
     return values_of(model)
 
 
+@pytest.mark.slow(one_in=2)
 @SCHEMES
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("make", [sgd(), adam()], ids=["sgd", "adam"])
@@ -107,6 +108,7 @@ def counted(cluster: Cluster, steps: int, *, leave_after: int | None = None) -> 
     return run_job(cluster, session, program).values
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @SCHEMES
 @pytest.mark.parametrize("strategy", ["async", "ssp"])

@@ -86,6 +86,7 @@ def largest_difference(one: CheckpointData, other: CheckpointData) -> float:
     return max(difference(one.model, other.model), difference(one.average, other.average))
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(but=("adam",))
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_goes_on_bit_by_bit_whatever_the_number_of_servers(
@@ -111,6 +112,7 @@ def test_goes_on_with_other_workers_at_the_exact_example(tmp_path: Path) -> None
     assert resumed.state["consumed"] == {"train": [[0, examples]]}
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_moves_between_a_lone_process_and_servers(make: OptimizerFactory, tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ def check(
         assert difference({n: torch.from_numpy(v) for n, v in values.items()}, wanted) <= CLOSE
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(but=("allreduce-train_session", "fsdp-train_loop", "ps sync-train_session"))
 @pytest.mark.parametrize("program", [train_loop, train_session])
 @pytest.mark.parametrize("way", WAYS)

@@ -96,6 +96,7 @@ needs_transformers = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow(one_in=2)
 @needs_transformers
 @pytest.mark.parametrize(
     ("case", "way"),
@@ -200,6 +201,7 @@ def test_a_gradient_that_one_process_has_alone_counts_for_all(
         assert all(torch.equal(values[name], found[0][name]) for name in values)
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(but=("allreduce",))
 @pytest.mark.parametrize("way", ["allreduce", "fsdp", "ps sync over tp=2", "ps sync over dp=2"])
 def test_frozen_parameters_are_saved_and_a_job_goes_on_with_them(way: str, tmp_path: Path) -> None:
@@ -280,6 +282,7 @@ CUT = [
 ]
 
 
+@pytest.mark.slow(one_in=3)
 @pytest.mark.thorough(but=("allreduce", "ps sync over tp=2"))
 @pytest.mark.parametrize("way", CUT)
 def test_a_program_freezes_and_thaws_the_model_that_it_knows(way: str) -> None:
@@ -295,6 +298,7 @@ def test_a_loss_that_reaches_nothing_that_is_trained_is_refused(way: str) -> Non
     assert said is not None and "the loss reached no parameter that is trained" in said
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(but=("allreduce",))
 @pytest.mark.parametrize(
     "way", ["allreduce", "fsdp", "tp=2,pp=2", "ps sync over pp=2", "ps sync over dp=2"]

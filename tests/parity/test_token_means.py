@@ -93,6 +93,7 @@ def alone(kind: str, unlabelled: int = 0, **options: Any) -> float:
         return train(session, BATCH, Texts(unlabelled))["loss"]
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("unlabelled", [0, 16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_synchronous_workers_weigh_by_tokens(kind: str, unlabelled: int) -> None:
@@ -104,6 +105,7 @@ def test_synchronous_workers_weigh_by_tokens(kind: str, unlabelled: int) -> None
         assert each["loss"] == pytest.approx(alone(kind, unlabelled), rel=1e-6)
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("strategy", ["allreduce", "fsdp"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_replicas_weigh_by_tokens(kind: str, strategy: str) -> None:

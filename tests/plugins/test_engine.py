@@ -47,11 +47,14 @@ def test_tasks_start_through_it_and_train(directory: Path, ssh: Path) -> None:
 
 
 @pytest.mark.thorough
-def test_its_options_are_those_of_the_command_and_its_errors_too(directory: Path) -> None:
+def test_its_options_are_those_of_the_command_and_its_errors_too(
+    directory: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "nothing.py"
+    program.touch()
     help = " ".join(trireme(directory, "run", "--help").stdout.split())
     assert "through: this host, through a command (default local)" in help
     assert "--through-hosts A,B,... through: the hosts, which the tasks take in turn" in help
-    program = ROOT / "examples" / "digits.py"
     wrong = trireme(directory, *ON, program, status=2)
     assert "--on through starts tasks through a command: give --through-command" in wrong.stderr
     wrong = trireme(directory, "run", "--through-hosts", "a", program, status=2)

@@ -221,6 +221,7 @@ def test_the_number_of_servers_changes_no_bit(case: str) -> None:
             assert torch.equal(state[key], same[key]), key
 
 
+@pytest.mark.slow(one_in=3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("counts", [(1, 2), (2, 1), (2, 3), (3, 2), (4, 1)], ids=str)
 @pytest.mark.parametrize("case", CASES)
@@ -374,6 +375,7 @@ def denormal(state: State) -> int:
     return sum(int(((t != 0) & (t.abs() < SMALLEST_NORMAL)).sum()) for _, t in state)
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(("name", "hyper"), CASES.values(), ids=CASES)
 def test_numbers_too_small_to_be_normal_count_as_zero_and_change_no_value(

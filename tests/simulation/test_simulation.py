@@ -146,6 +146,7 @@ def test_a_planted_bug_that_gives_up_the_copies_of_who_hears_is_found(mode: str)
     assert any(simulate(each, makers)["lives"] > 1 for each in with_one_deaf_server(mode))
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(but=("sync",))
 @pytest.mark.parametrize("mode", MODES)
 def test_a_push_that_cannot_be_applied_is_refused_by_all_copies(mode: str) -> None:

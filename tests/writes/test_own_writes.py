@@ -99,6 +99,7 @@ def plain(change: str, at: tuple[int, ...]) -> list[float]:
     return trained(model)
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(
     but=(
         "alone-load_state_dict",
@@ -176,6 +177,7 @@ def test_what_one_process_changes_is_refused_by_all(strategy: str, change: str) 
     assert "this one to parameters '0.weight' and 3 more" in ran.raised[1]
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
     "group",
@@ -226,6 +228,7 @@ def given(at: tuple[int, ...], writers: tuple[int, ...]) -> list[float]:
     return values
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize(
     "group",
     [
@@ -312,6 +315,7 @@ def swap(model: nn.Module) -> None:
     model.load_state_dict(kept)
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(
     but=(
         "async-later",

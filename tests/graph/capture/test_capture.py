@@ -74,6 +74,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[torch.Ten
 }
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "training"), [*((name, True) for name in MODELS), ("lstm", False), ("normed", False)]

@@ -180,6 +180,7 @@ def run(spec: OptimizerSpec, counts: list[int]) -> None:
     assert all(kept[name] == count for name, count in counters.items() if "p5" not in name)
 
 
+@pytest.mark.slow(one_in=3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("counts", [[1], [3], [1, 2], [3, 1, 2]], ids=str)
 @pytest.mark.parametrize("case", CASES)

@@ -54,6 +54,7 @@ def check(counts: list[Counts]) -> None:
         assert all(loop == epoch for loop, epoch, _ in found), kind
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "cluster",

@@ -146,6 +146,7 @@ def check(counts: list[dict[str, list[int]]], cluster: Cluster) -> None:
         assert set(times) == set(range(SIZE))
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=str)
@@ -199,6 +200,7 @@ def ran_to_its_end(program: Callable[[Session], dict[str, list[int]]], made: Any
 ALIKE = [whole, skipping]
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("program", ALIKE, ids=lambda each: each.__name__)
 @pytest.mark.parametrize(
     "spread",
@@ -247,6 +249,7 @@ def said(
     return saying
 
 
+@pytest.mark.slow(one_in=3)
 @pytest.mark.thorough
 @pytest.mark.parametrize("passes", ["loader", "session"])
 @pytest.mark.parametrize("skips", ["each third", "the last", "one worker"])
@@ -284,6 +287,7 @@ def test_what_is_left_out_is_left_out_and_no_step(
         assert max(step for _, _, step in results) <= most
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("passes", ["loader", "session"])
 @pytest.mark.parametrize("cluster", CLUSTERS[1:], ids=str)
 def test_the_others_go_on_where_one_worker_leaves_its_loop(cluster: Cluster, passes: str) -> None:

@@ -171,6 +171,7 @@ def removes_with_servers(name: str, way: str) -> bool:
     return name in SERVERS and way == "remove"
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(
     but=(
         "alone-extend",
@@ -197,6 +198,7 @@ def test_a_loop_trains_what_it_adds_as_plain_pytorch_does(name: str, way: str) -
         assert found == pytest.approx(want, abs=1e-5)
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(
     but=(
         "alone-add_param_group",
@@ -252,6 +254,7 @@ def plain_session(way: str) -> list[float]:
     return values
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(
     but=(
         "alone-append",
@@ -298,6 +301,7 @@ def unseeded(way: str) -> None:
     optimizer.step()
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_one_replica_adds_is_refused_by_all(way: str) -> None:
     ran = run_process_group(GROWING["allreduce"], one_alone, way, 1)
@@ -365,6 +369,7 @@ def expected(way: str) -> str:
     return "parameter '0.weight' was given to the optimizer after training began"
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(
     but=(
         "fsdp-append",
@@ -381,6 +386,7 @@ def test_a_loop_is_refused_by_name_what_would_not_be_trained(group: ProcessGroup
     assert ran.raised and all(expected(way) in said for said in ran.raised.values())
 
 
+@pytest.mark.slow(one_in=3)
 @pytest.mark.thorough(
     but=(
         "fsdp-append",

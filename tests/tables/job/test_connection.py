@@ -49,6 +49,7 @@ def make(run_dir: Path | None = None, **options: Any) -> Connection:
     return ps
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("dtype", ["int32", np.int32, np.dtype("int32"), torch.int32])
 def test_dtypes_are_those_of_numpy_or_torch_or_their_names(dtype: Any) -> None:
     with trireme.ps.connect() as ps:
@@ -76,6 +77,7 @@ def values(ps: Connection) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "cluster",

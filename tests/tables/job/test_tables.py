@@ -140,6 +140,7 @@ def expected(optimizer: str) -> list[torch.Tensor]:
     return plain(optimizer, STEPS)
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("cluster", "optimizer", "ahead"),
