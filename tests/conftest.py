@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # `make test` and `make test-all`: the option --hypothesis-profile has precedence over this.
 # Continuous integration tries the same examples every time; other runs, new ones.
 hypothesis.settings.register_profile("work", max_examples=30, deadline=None)
-hypothesis.settings.register_profile("all", max_examples=50, deadline=None, derandomize=True)
+hypothesis.settings.register_profile("all", max_examples=30, deadline=None, derandomize=True)
 hypothesis.settings.load_profile("work")
 
 _PARTS = {"pipeline", "graph", "fsdp", "tp", "pp"}

@@ -85,6 +85,7 @@ def test_the_second_is_refused_by_name_and_the_first_goes_on(
         verify(path)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_who_was_killed_lets_the_next_one_in(shell: Shell) -> None:
     (shell.directory / "program.py").write_text(PROGRAM)

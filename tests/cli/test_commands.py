@@ -296,6 +296,7 @@ def test_what_is_refused_is_not_said_to_be_tried_again(capsys) -> None:
     assert "run the same command again" not in error
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 @pytest.mark.processes
 def test_a_program_that_raises_shows_that_once(capsys) -> None:

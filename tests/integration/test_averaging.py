@@ -77,6 +77,7 @@ def test_a_worker_killed_in_its_period_is_started_again_and_each_step_counts_onc
     assert rows_of(data)[1] >= EVERY / 2, "what it had exchanged before it died is kept"
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_the_others_go_on_and_take_over_the_examples_of_an_unfinished_period(shell: Shell) -> None:
     steps = 30

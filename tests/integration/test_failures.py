@@ -54,6 +54,7 @@ def test_an_exception_in_one_worker_is_shown_once_and_ends_the_job(shell: Shell)
     assert "only waited or were stopped: ps:0, worker:0" in ended.err
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_model_that_differs_names_the_first_parameter_that_does(shell: Shell) -> None:
     ended = run(shell, "--odd-one-out")
@@ -65,6 +66,7 @@ def test_a_model_that_differs_names_the_first_parameter_that_does(shell: Shell) 
     assert "the models differ" in report(ended)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_an_optimizer_that_the_server_lacks_is_refused_by_name(shell: Shell) -> None:
     ended = run(shell, "--optimizer", "Adafactor")

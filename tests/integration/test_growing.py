@@ -49,7 +49,7 @@ def test_a_server_is_killed_as_the_model_grows(shell: Shell, strategy: str) -> N
 
 
 @pytest.mark.thorough
-@pytest.mark.slow(but=("sync-1",))
+@pytest.mark.slow
 @pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("strategy", ["async", "sync"])
 def test_a_worker_that_is_started_again_adds_them_before_its_first_step(

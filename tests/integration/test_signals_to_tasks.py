@@ -186,6 +186,7 @@ def test_sigterm_to_all_processes_saves_whole(shell: Shell) -> None:
     check_saved(shell.directory, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_a_signal_to_one_process_of_a_group_interrupts_all(shell: Shell) -> None:
     """Without servers the others cannot go on: they end with it, and have not finished."""
@@ -212,6 +213,7 @@ def test_a_loop_of_its_own_under_plain_python_ends_with_130(shell: Shell, closes
     assert "Traceback" not in ended.text
 
 
+@pytest.mark.slow
 @pytest.mark.thorough
 def test_stopping_a_loop_of_its_own_without_servers_ends_with_130(shell: Shell) -> None:
     running = shell.start(

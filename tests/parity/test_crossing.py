@@ -118,6 +118,7 @@ def crossings() -> list[Any]:
     return [*found, *(pytest.param(*pair, marks=pytest.mark.slow) for pair in slow)]
 
 
+@pytest.mark.slow(one_in=2)
 @pytest.mark.thorough
 @pytest.mark.parametrize(("writer", "reader"), crossings())
 def test_resumed_under_another_way_everything_is_there_to_the_bit(

@@ -71,7 +71,7 @@ def run(request: pytest.FixtureRequest, images: TensorDataset) -> Run:
 
 
 @pytest.mark.thorough
-@pytest.mark.slow(but=("adam",))
+@pytest.mark.slow
 def test_two_workers_with_half_the_batch_equal_one_process(run: Run) -> None:
     cluster = Cluster(2, 2, "sync", scheme="tcp")
     run.check(same_everywhere(trained(run.problem, run.case.make, cluster)))
