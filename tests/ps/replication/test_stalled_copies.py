@@ -12,7 +12,7 @@ from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import ServerEntry, ShardEntry, View, WorkerEntry
 from trireme.ps.messages import Retire, Waiting
 from trireme.ps.replication import log as log_module
-from trireme.ps.replication.messages import ConnectToShard, Replicated
+from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, Pulse, Replicated
 from trireme.ps.replication.replicas import Peer, Replicas
 from trireme.ps.shard.instructions import Reply
 from trireme.wire.handshake import Identity
@@ -181,27 +181,78 @@ def test_a_copy_that_takes_its_first_state_over_is_waited_for_while_it_is_connec
     assert primary.replicas.reports() == [LOST]
 
 
-def test_a_primary_that_hears_nothing_of_shard_0_reports_that() -> None:
-    """Be it without a connection, or over one that is cut: TCP needs ten seconds to notice."""
-    shards = (ShardEntry(0, 1, 0), ShardEntry(1, 2, 1))
-    view = View(1, SERVERS, WORKERS, shards)
-    replicas: Replicas[Link] = Replicas(1, patience=3.0)
-    list(replicas.take(0.0, view))
-    lost = LinkLost(1, 1, 0, 4)
+class Speaker:
+    """Server 1, whose shards speak with shard 0 at server 0, and the time."""
 
-    def wait(start: float, *, hears: Link | None = None) -> list[Any]:
+    def __init__(self, *shards: ShardEntry) -> None:
+        self.now = 0.0
+        self.replicas: Replicas[Link] = Replicas(1, patience=3.0)
+        list(self.replicas.take(0.0, View(1, SERVERS, WORKERS, shards)))
+
+    def connect(self, shard: int, *, follows: bool = False) -> Link:
+        link = Link(Identity("job", "ps:0"), opened_here=True)
+        assert self.replicas.connected(link, Peer(shard, follows, 0)) is not None
+        return link
+
+    def wait(self, *, hears: Link | None = None) -> list[Any]:
         for tenth in range(32):
             if hears is not None and tenth % 5 == 0:
-                assert replicas.pulse(hears)
-            replicas.look(start + tenth / 10)
-        return replicas.reports()
+                assert self.replicas.pulse(hears)
+            self.now += 0.1
+            self.replicas.look(self.now)
+        return self.replicas.reports()
 
-    assert wait(0.0) == [lost]
-    link = Link(Identity("job", "ps:0"), opened_here=True)
-    assert replicas.connected(link, Peer(1, False, 0)) is not None
-    assert wait(4.0, hears=link) == []
-    assert wait(7.2) == [lost]
-    assert wait(12.0, hears=link) == []
-    replicas.closed(link)
-    assert not replicas.pulse(link)
-    assert wait(16.0) == [lost]
+
+FIRST, SECOND, THIRD = (ShardEntry(at, at + 1, min(at, 1)) for at in range(3))
+
+
+def test_a_primary_that_hears_nothing_of_shard_0_reports_that() -> None:
+    """Be it without a connection, or over one that is cut: TCP needs ten seconds to notice."""
+    speaker = Speaker(FIRST, SECOND)
+    lost = LinkLost(1, 1, 0, 4)
+    assert speaker.wait() == [lost]
+    link = speaker.connect(1)
+    assert speaker.wait(hears=link) == []
+    assert speaker.wait() == [lost]
+    assert speaker.wait(hears=link) == []
+    speaker.replicas.closed(link)
+    assert not speaker.replicas.pulse(link)
+    assert speaker.wait() == [lost]
+
+
+def test_each_shard_hears_over_its_own_connection() -> None:
+    speaker = Speaker(FIRST, SECOND, THIRD)
+    link = speaker.connect(2)
+    speaker.connect(1)
+    assert speaker.wait(hears=link) == [LinkLost(1, 1, 0, 4)]
+
+
+def test_a_backup_is_told_by_no_pulse() -> None:
+    speaker = Speaker(ShardEntry(0, 1, 0, (1,)), SECOND)
+    assert not speaker.replicas.pulse(speaker.connect(0, follows=True))
+
+
+@pytest.mark.parametrize("place", [ServerEntry(0, 99, "tcp://9"), SERVERS[2]])
+def test_who_has_just_become_primary_of_shard_0_is_not_accused_of_silence(
+    place: ServerEntry,
+) -> None:
+    speaker = Speaker(FIRST, SECOND)
+    assert speaker.wait()
+    servers = tuple(place if each.index == place.index else each for each in SERVERS)
+    moved = View(2, servers, WORKERS, (ShardEntry(0, 1, place.index), SECOND))
+    list(speaker.replicas.take(speaker.now, moved))
+    assert speaker.replicas.reports() == []
+    speaker.replicas.look(speaker.now + 0.1)
+    assert speaker.replicas.reports() == []
+    assert speaker.wait() == [LinkLost(1, 1, place.index, place.incarnation)]
+
+
+def test_a_connection_to_shard_0_begins_with_a_pulse_and_gets_none_once_it_is_closed() -> None:
+    replicas: Replicas[Link] = Replicas(0)
+    list(replicas.take(0.0, View(1, SERVERS, WORKERS, (FIRST, SECOND))))
+    link = Link(Identity("job", "ps:1"))
+    found = replicas.spoken(link, ConnectToLeader(1, 1))
+    assert found is not None and found[1] == [Pulse()]
+    assert replicas.speakers() == [link]
+    found[0].closed(link)
+    assert replicas.speakers() == []

@@ -101,6 +101,7 @@ class Server:
         elif calls == "ps:0":
             link.opened_here = False
             self.hear(link, ConnectToLeader(index, 1))
+            assert link.closed or link.sent.pop(0) == Pulse()
         return link
 
     def hear(self, link: FakeLink, message: Message, payload: Sequence[memoryview] = ()) -> None:

@@ -4,8 +4,7 @@ The handshake of a connection has proven which task is at the other end, and the
 every message to the shard as that task's: a worker's request with the worker and its incarnation,
 another server's message with its index. It refuses a message that the task's role may not send.
 
-The dispatcher does not use the connections that it is given. The server and the simulator own them,
-and drive this same object.
+The server and the simulator own the connections, and drive this same object.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ class ReplicationLog(Generic[_L]):
         self._bytes = 0  # of the entries
         self._held: deque[tuple[int, list[Instruction]]] = deque()
         self._live = False  # whether answers that are held carry live values
-        self._stalls = StallClock(patience)
+        self._stalls = StallClock[int](patience)
 
     @property
     def overdue(self) -> frozenset[int]:

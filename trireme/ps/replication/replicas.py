@@ -5,9 +5,8 @@ divides the slots into other shards: each server makes its new replicas from the
 have stopped at one decision. A view of a new life follows the loss of all copies of a shard: every
 server begins anew, without values, and the workers load a checkpoint.
 
-A connection begins with a message that says what it is for: a task asks a shard (`ConnectToShard`),
-the primary of another shard speaks with shard 0 (`ConnectToLeader`), or a replica follows its
-primary (`FollowPrimary`).
+A connection begins with what it is for: a task asks a shard (`ConnectToShard`), the primary of
+another shard speaks with shard 0 (`ConnectToLeader`), or a replica follows (`FollowPrimary`).
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typing import Generic, TypeVar
 import msgspec
 
 from trireme.cluster.messages import LinkLost
-from trireme.cluster.view import ShardEntry, View
+from trireme.cluster.view import ServerEntry, ShardEntry, View
 from trireme.ps.messages import FromServer
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
-from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, FollowPrimary
+from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, FollowPrimary, Pulse
 from trireme.ps.replication.replica import Output, Replica
 from trireme.ps.replication.stall_clock import StallClock
 from trireme.ps.shard.quiet_state import export, united
@@ -64,7 +63,7 @@ class Replicas(Generic[_L]):
         self._made_here: dict[_L, Peer] = {}
         # By shard: how many signs of life of shard 0 have come, and for how long none.
         self._pulses = Counter[int]()
-        self._pulseless = StallClock(patience)
+        self._pulseless = StallClock[tuple[int, ServerEntry]](patience)
         # The number of the newest connection, by server, kind of opener and shard: a process makes
         # another one for the same purpose only when it has given up the one before.
         self._newest: dict[tuple[int, int, int], int] = {}
@@ -157,7 +156,7 @@ class Replicas(Generic[_L]):
         speaks = message.shard and self._is_primary(link.identity.index, message.shard, entry)
         if not speaks or self._is_superseded(link, message):
             return None
-        return replica, replica.dispatcher.speaks(link, message.shard)
+        return replica, [*replica.dispatcher.speaks(link, message.shard), Pulse()]
 
     def _is_primary(self, server: int, shard: int, entry: ShardEntry | None) -> bool:
         if not self.view.shards:
@@ -186,9 +185,10 @@ class Replicas(Generic[_L]):
         return out
 
     @property
-    def _spoken_to(self) -> dict[int, int]:
+    def _spoken_to(self) -> list[tuple[int, ServerEntry]]:
         """The shards here that speak with shard 0 elsewhere, and the server of its primary."""
-        return {each.shard: each.server for each in self.peers() if not each.follows}
+        speak = {each.shard: each.server for each in self.peers() if not each.follows}
+        return [(shard, entry) for shard, to in speak.items() if (entry := self.view.server(to))]
 
     @property
     def _leader(self) -> int | None:
@@ -227,16 +227,14 @@ class Replicas(Generic[_L]):
 
     def look(self, now: float) -> None:
         """Passes the time: notes for how long nothing has been heard of shard 0."""
-        to = self._spoken_to.items()
-        self._pulseless.look(now, {s: (server, self._pulses[s]) for s, server in to})
+        self._pulseless.look(now, {each: self._pulses[each[0]] for each in self._spoken_to})
 
     def reports(self) -> list[Message]:
         """Returns what the coordinator should know; it is told again until its view shows it."""
         out = [each for replica in self.by_shard.values() for each in replica.reports()]
-        for shard, server in self._spoken_to.items():
-            entry = self.view.server(server)
-            if shard in self._pulseless.overdue and entry is not None:
-                out.append(LinkLost(self.view.generation, shard, server, entry.incarnation))
+        for shard, entry in self._spoken_to:
+            if (shard, entry) in self._pulseless.overdue:
+                out.append(LinkLost(self.view.generation, shard, entry.index, entry.incarnation))
         return out
 
     def local(self, shard: int) -> Replica[_L] | None:

@@ -97,13 +97,13 @@ class ShardHandler:
         self.peer_gone: Callable[[Link], object] = lambda link: None
         # called with what the coordinator should know of the replicas
         self.report: Callable[[Sequence[Message]], object] = lambda messages: None
-        # takes the server's status every half second
+        # takes the server's status every half second, or sooner
         self.on_report: Callable[[Report], object] = lambda status: None
         # takes what this server did, when it began and ended, for which task, and the step made
         self.note: Callable[[str, float, float, str, int], object] | None = None
         self._numbered = 0  # how many connections were made
         self._now, self._measures, self._memory = now, measures or Measures(), memory
-        self._due = 0.0  # when the next status is
+        self._due, self._pause = 0.0, min(_STATUS_SECONDS, patience / 5)  # of statuses and pulses
         self._applied = 0  # how many updates were applied when that was looked at last
         self._bound: dict[Link, Replica[Link]] = {}  # what each connection is about
         self._replica_links: set[Link] = set()  # the connections of other replicas
@@ -213,7 +213,7 @@ class ShardHandler:
         self.replicas.look(now)
         self._tell_coordinator()
         if now >= self._due:
-            self._due = now + _STATUS_SECONDS
+            self._due = now + self._pause
             self.on_report(self.status())
             for link in self.replicas.speakers():
                 link.offer(Pulse())
