@@ -102,7 +102,10 @@ def _check_outcome(world: World) -> None:
     if state.over.outcome == "failed":
         apart = world.coordinator.longest_without(state.over.culprit)
         cut_off = apart > world.policy.reconnect_grace and not world.schedule.survives
-        if not (world.fails or cut_off):
+        # The chief is gone for good while the last of the others leaves, as a signal has asked it.
+        gone = {f"worker:{each.worker}" for each in world.schedule.crashes if each.restart is None}
+        alone = state.over.culprit in gone and said == {"interrupted"}
+        if not (world.fails or cut_off or alone):
             raise Violation(f"the job failed: {state.over}")
         return
     if said and all(task.state in ("left", "expected") for task in state.tasks.values()):
