@@ -250,7 +250,7 @@ class Server:
 
         def offer(message: Message, sequence: int, payload: Payload) -> None:
             if isinstance(message, Pulse) and not self._often:
-                return  # nobody misses it there
+                return  # without a patience no server waits for it
             if self.cluster.network.loop.note is not None:
                 self.note(f"says {message} to {identity.task}")
             if shard and not _refuses(message):

@@ -37,3 +37,13 @@ def test_the_time_in_which_nobody_looked_does_not_count() -> None:
     assert clock.overdue == set()
     look(clock, 20.1, 2.5, {1: "a"})
     assert clock.overdue == {1}
+
+
+def test_one_long_turn_of_the_reporter_is_not_the_silence_of_others() -> None:
+    clock = StallClock[int](1.0)
+    for now in (0.0, 0.1, 5.0, 5.1):
+        clock.look(now, {1: "no progress"})
+    assert clock.overdue == frozenset()
+    for now in (6.0, 7.0, 8.0):
+        clock.look(now, {1: "no progress"})
+    assert clock.overdue == {1}

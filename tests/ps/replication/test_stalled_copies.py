@@ -227,7 +227,7 @@ def test_each_shard_hears_over_its_own_connection() -> None:
     assert speaker.wait(hears=link) == [LinkLost(1, 1, 0, 4)]
 
 
-def test_a_backup_is_told_by_no_pulse() -> None:
+def test_a_pulse_over_the_connection_of_a_backup_does_not_count() -> None:
     speaker = Speaker(ShardEntry(0, 1, 0, (1,)), SECOND)
     assert not speaker.replicas.pulse(speaker.connect(0, follows=True))
 

@@ -220,6 +220,14 @@ def test_the_primary_of_shard_0_tells_the_others_that_it_lives_and_nobody_else_d
             leader.hear(link, Pulse())
 
 
+def test_a_short_patience_has_more_pulses() -> None:
+    server = Server(handler=ShardHandler(0, now=lambda: 1.0, patience=0.5))
+    link = server.link("ps:1")
+    for tenth in range(10):
+        server.handler.tick(1.0 + tenth * 0.11)
+    assert link.sent == [Pulse()] * 10
+
+
 def test_only_messages_that_have_a_payload_bring_one() -> None:
     worker = Server().link("worker:0", 1)
     assert [view.nbytes for view in worker.connection.destination(Share("topic"), 7)] == [7]

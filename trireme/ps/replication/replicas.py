@@ -5,8 +5,8 @@ divides the slots into other shards: each server makes its new replicas from the
 have stopped at one decision. A view of a new life follows the loss of all copies of a shard: every
 server begins anew, without values, and the workers load a checkpoint.
 
-A connection begins with what it is for: a task asks a shard (`ConnectToShard`), the primary of
-another shard speaks with shard 0 (`ConnectToLeader`), or a replica follows (`FollowPrimary`).
+The first message of a connection says its purpose: to ask a shard (`ConnectToShard`), to speak with
+shard 0 as the primary of another (`ConnectToLeader`), to follow a primary (`FollowPrimary`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
-_K = TypeVar("_K", bound=Hashable)  # names a server, and perhaps what it owes
+_K = TypeVar("_K", bound=Hashable)  # a server, or a shard and a server
 
 _LOOK_SECONDS = 1.0
 """The most that the time between two looks counts: a server that was busy itself, or stopped, has
