@@ -73,9 +73,19 @@ STATIONS = (
     Station("the update is applied", "ps:0", "SegmentOptimizer.step", "Replica._happen"),
     Station("the verdict is remembered", "ps:0", "PushTable.decide", "Replica._happen"),
     Station("the answer is withheld", "ps:0", "ReplicationLog.hold", copied=True),
-    Station("the entry arrives", "ps:1", "SocketStream.read_into", "Connection.poll", True),
     Station(
-        "the backup applies the update", "ps:1", "SegmentOptimizer.step", "Replica.replicate", True
+        "the entry arrives, later that of the decision",
+        "ps:1",
+        "SocketStream.read_into",
+        "Connection.poll",
+        True,
+    ),
+    Station(
+        "the backup decides alike, and applies",
+        "ps:1",
+        "SegmentOptimizer.step",
+        "Replica.replicate",
+        True,
     ),
     Station(
         "the backup confirms the entry",

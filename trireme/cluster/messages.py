@@ -1,7 +1,7 @@
 """The messages between tasks and the coordinator. Kinds 16 to 63.
 
-A task joins once per connection. After that both sides may send at any time. Only `StatusQuery` is
-a request whose reply carries the sequence of the request's frame.
+A task joins once per connection. After that both sides may send at any time. The replies to
+`StatusQuery` and `Scale` carry the sequence of the request's frame.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class CaughtUp(_OfCopy, frozen=True, array_like=True):
 
 
 class CopyLost(_OfCopy, frozen=True, array_like=True):
-    """A shard's primary: a replica has entries that the primary lacks, and must be filled again."""
+    """A shard's primary: a replica that its entries cannot bring up to date, to be filled again."""
 
     kind: ClassVar[int] = 30
 

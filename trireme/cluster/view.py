@@ -35,7 +35,7 @@ class ShardEntry(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         primary: the server that takes the workers' requests.
         backups: the servers that confirm every update before anybody hears of it.
-        joining: the servers that receive a copy, and are not counted on yet.
+        joining: the servers that receive a copy; backups from the view after `CaughtUp` on.
     """
 
     start: Number
@@ -54,8 +54,7 @@ class View(msgspec.Struct, frozen=True, array_like=True):
     """The members of a job, from one change of membership to the next.
 
     Attributes:
-        number: grows with every change, over the terms of the coordinator. Every request to a
-            parameter server carries it.
+        number: grows with every change, over the terms of the coordinator; in each push and pull.
         servers, workers: the live ones, by index. Indices may be missing.
         shards: the shards, in the order of their slots.
         generation: the number of this division into shards; grows with each reconfiguration.

@@ -4,11 +4,11 @@ Pure: events go in, actions come out. `launcher.py` starts, kills and waits; tes
 
 A worker that finishes leaves the job. A worker that a signal kills, or that leaves as SIGTERM has
 asked it to, is started again where restarts are allowed; otherwise the job goes on without it. A
-worker that fails by itself ends the job. A server that fails is started again likewise, if others
-hold copies of what it held; otherwise the job goes on with the other servers. When a server is lost
-that the job does not outlive, the whole job is started again where restarts are allowed; otherwise
-the job ends. A task that the coordinator has given up is killed by a signal. A task that is
-dismissed may end as it likes. The coordinator itself runs in the launcher's process.
+worker that fails by itself ends the job. With `--replicas`, a server that fails is started again
+where restarts are left; otherwise the job goes on with the others. When a server is lost that the
+job does not outlive, the whole job is started again where restarts are allowed; otherwise the job
+ends. A task that the coordinator has given up is killed by a signal. A task that is dismissed may
+end as it likes. The coordinator itself runs in the launcher's process.
 """
 
 from __future__ import annotations

@@ -48,10 +48,10 @@ def lacking(what: str, error: Exception) -> str:
 
 
 def assemble(layout: Layout, parts: Sequence[tuple[Snapshot, Tensors]]) -> ModelState:
-    """Joins the snapshots of all servers, in the servers' order.
+    """Joins the snapshots of all shards, in their order.
 
     Args:
-        parts: one snapshot a server, all of one cut. Their extra values are left out.
+        parts: one snapshot a shard, all of one cut. Their extra values are left out.
     """
     first = parts[0][0]
     tensors = [entry for _, part in parts for entry in part]

@@ -2,7 +2,7 @@
 
 The handshake of a connection has proven which task is at the other end, and the dispatcher gives
 every message to the shard as that task's: a worker's request with the worker and its incarnation,
-another server's message with its index. It refuses a message that the task's role may not send.
+another server's with its shard's number. It refuses a message that the task's role may not send.
 
 The server and the simulator own the connections, and drive this same object.
 """

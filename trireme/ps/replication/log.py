@@ -1,14 +1,15 @@
 """The log of a shard's primary: its entries, the replicas that confirm them, and what is withheld.
 
-Every event of the shard is an entry. An entry is sent to all replicas before the primary applies
-it; what the primary has to say of it (answers, values, messages to other shards) is withheld until
-every replica that counts has confirmed it. So nobody ever sees what can be lost with the primary.
-The next entry does not wait for that: many may be under way. Source: van Renesse and Schneider,
-Chain Replication (OSDI 2004), section 2, for the promise; with a coordinator beside, as there.
+While there is another copy, every event that changes the shard is an entry, and is sent to all
+replicas as soon as their windows have room. What the primary has to say of it (answers, values,
+messages to other shards) is withheld until every replica that counts has confirmed it. So nobody
+ever sees what can be lost with the primary. The next entry does not wait for that: many may be
+under way. Source: van Renesse and Schneider, Chain Replication (OSDI 2004), section 2, for the
+promise; with a coordinator beside, as there.
 
-A joining replica does not count at first: it catches up. When little is missing, or too much, the
-primary begins to wait for it too, and when it has confirmed all that was said before, it has caught
-up.
+A joining replica does not count at first: it catches up. Once it lacks at most `_CLOSE_BYTES`, or
+the log keeps more than `BACKLOG_BYTES`, the primary waits for it too. When it has confirmed all
+that was said before, it has caught up.
 
 A replica that owes confirmations, or its connection, and makes no progress is `overdue` after a
 while: the coordinator drops it in the next view. Confirmations are progress, and bytes that leave

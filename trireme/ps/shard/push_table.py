@@ -21,7 +21,7 @@ Decided = Applied | Stale | RejectedVerdict
 
 
 class Pending(msgspec.Struct, eq=False):
-    """A push that is not answered yet."""
+    """A push whose update is not applied yet."""
 
     owner: Participant
     push: Push

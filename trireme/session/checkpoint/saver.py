@@ -32,7 +32,7 @@ class Schedule:
         self._retry_at: float | None = None
 
     def due(self, now: float, step: int) -> bool:
-        """Returns whether to save a global step now; never one that is no later than the last."""
+        """Returns whether to save a global step now: a later one, or one that failed, again."""
         if self._retry_at is not None and now >= self._retry_at:
             return True
         if step <= self._saved_step:
