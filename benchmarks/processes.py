@@ -152,9 +152,9 @@ def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as held:
         ports: list[int] = []
         for port in _system_random.sample(_NEVER_GIVEN, len(_NEVER_GIVEN)):
+            if len(ports) == count:
+                return ports
             with contextlib.suppress(OSError):
                 held.enter_context(socket.create_server(("127.0.0.1", port)))
                 ports.append(port)
-            if len(ports) == count:
-                return ports
     raise OSError(f"there are not {count} free ports in {_NEVER_GIVEN}")

@@ -153,13 +153,15 @@ def train_changing(case: str, change: str, together: bool = True) -> dict[str, A
     return values | {"said": said}
 
 
-def train_scaled(case: str, overflow: bool = True) -> dict[str, Any]:
+def train_scaled(case: str, overflow: bool = True, together: bool = True) -> dict[str, Any]:
     """As `train_changing`, with a `GradScaler` and an overflow in the last replica's third batch.
 
     In one process the overflow is in the third batch of all.
     """
     model = model_of(case)
     made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    said: list[str] = []
+    made.worker.progress.warn = said.append  # type: ignore[method-assign]
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=4)
     batches = zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True)
     for number, (inputs, targets) in enumerate(batches):
@@ -169,12 +171,13 @@ def train_scaled(case: str, overflow: bool = True) -> dict[str, Any]:
         if overflow and number == 2 and made.replica == made.replicas - 1:
             loss = loss * 1e38 * 1e38
         scaler.scale(loss).backward()
-        made.synchronize()
+        if together:
+            made.synchronize()
         scaler.step(made)
         scaler.update()
     made.close()
     values = {n: p.detach().clone().numpy() for n, p in model.named_parameters()}
-    return values | {"steps": made.global_step, "scale": scaler.get_scale()}
+    return values | {"steps": made.global_step, "scale": scaler.get_scale(), "said": said}
 
 
 def train_epochs(case: str, rows: int, prepared: bool = False) -> dict[str, Any]:

@@ -73,3 +73,11 @@ def test_an_overflow_in_one_process_skips_the_step_of_all() -> None:
     for values, rest in ran("allreduce", train_scaled):
         assert difference(values, wanted) <= CLOSE
         assert rest == alone and rest["steps"] == STEPS - 1
+
+
+@pytest.mark.parametrize("way", ["allreduce", "ps sync"])
+def test_a_scaler_of_gradients_of_one_worker_is_said_once(way: str) -> None:
+    (_, chief), (_, other) = ran(way, train_scaled, False, False)
+    (said,) = chief["said"]
+    assert "before the step at loop.py:" in said and "instead of a GradScaler" in said
+    assert other["said"] == []

@@ -16,11 +16,7 @@ _NARROW = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 class LostUpdates(Observer):
-    """Warns, once, where most updates of a step fall below the last place of the values.
-
-    A sum is rounded to the nearest value: where an update is less than half of the last place of a
-    value, the value stays as it is, at every step. A few steps are looked at.
-    """
+    """Warns, once, where most updates of a step fall below the last place of the values."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)

@@ -22,8 +22,7 @@ class Averaging(Strategy):
 
     With a staleness bound there are no rounds: a worker's delta is multiplied by 1 / workers and
     added to the global values when it arrives, and the worker continues from the new values.
-    Source: Zhang et al., Deep learning with Elastic Averaging SGD (NIPS 2015), section 3; here the
-    worker takes over the global values instead of moving towards them.
+    Source: Zhang et al., Deep learning with Elastic Averaging SGD (NIPS 2015), section 3.
 
     Attributes:
         every: the number of steps between two exchanges, at least 1.
@@ -53,8 +52,7 @@ class DiLoCo(Strategy):
     """As `Averaging`, but the mean delta is the gradient of a Nesterov step on the servers.
 
     Source: Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models
-    (2023), algorithm 1. The outer learning rate and momentum there (section 3: 0.7 and 0.9) are
-    for jobs of hundreds of outer rounds; docs/strategies.md explains the defaults here.
+    (2023), algorithm 1; docs/strategies.md explains the defaults here.
 
     Attributes:
         every: the number of steps between two exchanges, at least 1.

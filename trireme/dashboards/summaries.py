@@ -35,14 +35,11 @@ class Summaries(Hook):
     """Records the values of one step in `every` for TensorBoard.
 
     The first step is recorded, and then the first at or after each multiple of `every`. Records
-    have names of modules and parameters, such as `conv1/weight`, `conv1/weight/gradient`,
-    `conv1/pre_activation` and `relu1/activation`: histograms, and mean, standard deviation, least
-    and greatest value as scalars. Pictures of the inputs, of what the loader's transform made of
-    them, and of the first layer's filters. The model's graph.
+    have names such as `conv1/weight/gradient` and `relu1/activation`: histograms, and scalars.
+    Pictures of the inputs, transformed, and of the first layer's filters. The model's graph.
 
-    Where processes hold a model in parts, the chief records the parts of the parameters that it
-    holds, and of the forward pass nothing, but under the strategy `graph` the graph, each operation
-    on the device where it is placed.
+    Where processes hold a model in parts, the chief records the parameters that it holds, and of
+    the forward pass nothing; under the strategy `graph`, the graph as it is placed.
 
     Args:
         every: the number of global steps between two records.

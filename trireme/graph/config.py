@@ -31,9 +31,8 @@ class GraphConfig:
         log_placement: whether the chief prints which device computes each operation.
         memory_limit: the bytes, or a size such as `2GiB`, that the operations of each task may
             take, with their parameters, gradients and optimizer state; None for no limit.
-        example: inputs of the model: a tensor, or a tuple or dict of arguments. With it the model
-            is placed before it is trained, so that no process needs memory for the whole of it;
-            None captures the model at the first step.
+        example: inputs of the model: a tensor, or a tuple or dict of arguments. With it no process
+            needs memory for the whole model; None captures the model at the first step.
 
     Raises:
         ConfigurationError: the algorithm is unknown, or a number is below 1.

@@ -144,7 +144,8 @@ class LoopJob:
         before = self._size
         if not averages or self._setup.replicas == 1 or before < 0 or not number:
             return
-        self._size = number if before in (0, number) else -1
+        # Twice as many are those of a step that a GradScaler has skipped, too.
+        self._size = (before or number) if not before or number % before == 0 else -1
         if self._size < 0:
             self._worker.progress.warn(
                 f"the batches of this loop differ in size ({before} examples, then {number}), and "
@@ -215,7 +216,10 @@ class LoopJob:
         """Warns, once, where the loop has changed gradients that are this process's alone."""
         if self._watch is None or not self._watch.written(self.parameters[optimizer]):
             return
-        advice = "give distribute(..., clip_norm=...) and clip nothing in the loop"
+        advice = (
+            "give distribute(..., clip_norm=...) and clip nothing in the loop; instead of a "
+            "GradScaler, compute in bfloat16"
+        )
         if not self._averages_on_servers:
             if optimizer in self._averaged:
                 return

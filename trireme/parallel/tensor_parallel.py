@@ -6,11 +6,8 @@ A plan maps patterns of module names to how the layer's matrix is split:
     row      by input features: each process takes some inputs; the outputs are summed (g)
     gathered by output features, and all processes gather the outputs
 
-Source: Shoeybi et al., Megatron-LM (2019), section 3: a column split and a row
-split with an element-wise layer between them need one sum in each pass. Each head of an attention
-stays whole in one process: the matrices of query, key and value are split into columns between
-heads, and each process computes attention with its own heads.
-`torch.distributed.tensor.parallel` does the work.
+Source: Shoeybi et al., Megatron-LM (2019), section 3. Each head of an attention stays whole in one
+process. `torch.distributed.tensor.parallel` does the work.
 """
 
 from __future__ import annotations

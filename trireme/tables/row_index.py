@@ -3,18 +3,14 @@
 An entry is 4 bytes: 8 bits of the key's hash, and the number of the record within its slot. Keys
 are not repeated in it: they are in the records. Eight bits tell nearly all other keys apart, so a
 search reads one line of the index and the record that is wanted anyway. Entries are found by linear
-probing from a home, which is a product of hash and capacity rather than a remainder, so capacities
-need not be powers of two: the index of a slot grows by 1.4 when it is four fifths full, by itself,
-and is rebuilt from the records in order of memory. Slots begin at different capacities, so that
-in a large table they do not all grow at once. Homes are first places of lines of 16 entries, which
-are compared together. A removal moves the entries behind it back (Knuth, The Art of Computer
-Programming, volume 3, section 6.4, algorithm R): there are no tombstones.
+probing from a home, the first place of a line of 16 entries. The index of a slot grows by 1.4 when
+it is four fifths full, by itself, and is rebuilt from the records. A removal moves the entries
+behind it back (Knuth, The Art of Computer Programming, volume 3, section 6.4, algorithm R).
 
 Home and tag follow from the key's hash and a random number that each index draws for itself: else
 whoever chooses keys, such as the ids of users, could choose many of one home, and a search would
 read them all (Crosby and Wallach, Denial of Service via Algorithmic Complexity Attacks, USENIX
-Security 2003). Nothing outside the index depends on the number: records lie in the order in which
-they came.
+Security 2003). Nothing outside the index depends on the number.
 """
 
 from __future__ import annotations

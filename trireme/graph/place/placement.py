@@ -58,9 +58,8 @@ def place(
     Equal arguments give equal placements, in every process. Of two placements the one with the
     smaller risk is better: the duration of a step and a tenth of that of its transfers, whose
     durations are less certain than those of computations. But everything stays on one device, as
-    far as the constraints allow it, unless another placement makes the risk smaller by at least
-    `GAIN`. The search looks at `evaluations` placements: at all where there are no more, at fewer
-    of large graphs.
+    far as the constraints allow it, unless another placement makes the risk smaller by `GAIN`.
+    The search looks at `evaluations` placements at most.
 
     Raises:
         ConfigurationError: no placement that was found fits, or impossible constraints.

@@ -41,9 +41,8 @@ def predict(
     1. *Segments.* The depth of an operation is the largest number of transfers on a path to it, of
        values that are not `stored`. The operations of one device and one depth are a group. Its
        early segment are those whose values another device reads, and those of the group on which
-       they depend; its late segment, all others, is computed while the values of the early one are
-       on their way. A segment takes the sum of its seconds, and `segment_seconds` if it computes
-       anything forward. What is `stored` is in none.
+       they depend; its late segment, all others, is computed while those are on their way. A
+       segment takes the sum of its seconds, and `segment_seconds` if it computes forward.
     2. *Order.* That of `trireme.graph.execute.plan`. A device never changes it: it waits.
     3. *Values.* When a forward computation ends, each value that other devices read goes once to
        each of them. A forward computation begins when all has arrived that its own operations read
@@ -52,14 +51,11 @@ def predict(
        its gradient returns in one transfer, if it is `differentiable`. A backward computation
        begins when the gradients of its values have arrived; the late segment waits for none.
     5. *Links.* Each direction between two devices carries one transfer at a time, for
-       `latency + size / bandwidth`, first come first served; of those of one segment in the order
-       of the operations. Each also keeps both devices from computing, for the link's `work`: the
-       sender when it begins to send, and the receiver before the computation that needs the value,
-       where it does not wait for it anyway.
-    6. *Memory.* For each micro-batch a device holds its activations, the values and the gradients
-       that it receives, of D - d micro-batches at most. To that come the resident bytes, and once
-       the largest sum of an operation's output and inputs, with whose gradients its backward
-       computation works.
+       `latency + size / bandwidth`, first come first served. Each also keeps both devices from
+       computing, for the link's `work`: the receiver where it does not wait for the value anyway.
+    6. *Memory.* For each micro-batch, of D - d at most, a device holds activations, and values and
+       gradients that it receives; to that come the resident bytes, and once the largest sum of an
+       operation's output and inputs.
     7. *Parameters and buffers.* What is `stored` is sent as the step begins, once for all
        micro-batches. Its gradient returns once, after the last backward computation that reads it.
        When a device has ended its computations and these gradients have arrived, it updates what
