@@ -41,7 +41,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
         **{"certs": "tls", "checkpoint": "checkpoints", "completion": "completion"},
         **{"doctor": "doctor", "graph": "graph", "report": "dashboards"},
         **{"scale": "control", "status": "screen", "stop": "control"},
-        **{"task": "environments", "top": "screen"},
+        **{"task": "environments", "top": "screen", "verify": "verification"},
     },
     "trireme.encryption": {"tls": "tls"},
     "trireme.engines": {"ray": "ray"},
@@ -50,7 +50,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.hooks": {"profile": "tracking"},
     "trireme.observers": {
         **{"curves": "dashboards", "labels": "advice", "lost-updates": "advice"},
-        **{"schedules": "advice"},
+        **{"schedules": "advice", "verification": "verification"},
     },
     "trireme.measures": {"servers": "screen"},
     "trireme.server_parts": {"tracer": "tracking"},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from trireme.ps.messages import Span
 from trireme.session.worker.observer import Observer
 from trireme.tensors import to_local
 
@@ -24,7 +26,7 @@ class LostUpdates(Observer):
         # Of each narrow parameter with a gradient: some values, and which of them are to move.
         self._before: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def before_update(self) -> None:
+    def before_update(self, weight: float, examples: Sequence[Span]) -> None:
         self._updates += 1
         self._before.clear()
         if self._updates not in _STEPS:

@@ -35,6 +35,8 @@ class Settings:
         cls, task: TaskConfig, options: Options, run_dir: str | Path | None, max_steps: int | None
     ) -> Settings:
         directory = None if task.draw else task.config.output.run_dir or run_dir
+        if (trial := task.trial) is not None:
+            max_steps = min(trial.most_steps, max_steps or trial.most_steps)
         if directory is None:
             return cls(task, options, None, max_steps)
         where = location(directory)
@@ -87,6 +89,8 @@ class Settings:
     @property
     def batches_per_step(self) -> int:
         """The number of batches in one global step, such as those of a synchronous round."""
+        if self.task.trial is not None and self.task.trial.replicas:
+            return self.task.trial.replicas
         rounds = self.task.servers and self.rule.synchronous
         updates = (self.rule.aggregate or self.task.workers) if rounds else 1
         return updates * self.mesh.replicas

@@ -41,6 +41,21 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     prefix: str = ""  # of the group's keys, where another launcher serves the store, not rank 0
 
 
+class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a process runs whose numbers are compared with those of another run.
+
+    A lone process may stand for all workers of a job: each of its batches is then the batches of
+    that many replicas, joined. Or it stands for one of them, whose loop divides the data itself.
+    """
+
+    record: str  # the directory for what is compared
+    most_steps: int  # the global step at which training ends, also where the program goes on
+    joined: int = 1  # how many replicas' batches make one batch here
+    replica: int = 0  # what the program is told, where `replicas` is not 0
+    replicas: int = 0
+    settings: dict[str, str | int | float] = {}  # those of the plug-in that compares
+
+
 class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one process has to know of its job.
 
@@ -73,6 +88,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     restarts_left: int = 0
     """How often the launcher will start this task again when it fails. While there are some, a
     failure ends this incarnation and not the job."""
+    trial: Trial | None = None  # None trains as always
     records: str | None = None
     """The directory for the task's records. None: workers record in the session's run directory,
     other tasks do not."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -96,6 +97,8 @@ class DataFeed:
         if epochs is not None and not epochs > 0:
             raise ConfigurationError(f"epochs={epochs}: it must be above 0")
         check_whole("batch_size", request.batch_size)
+        if (trial := self._worker.task.trial) is not None:
+            request = replace(request, batch_size=request.batch_size * trial.joined)
         for note in request.notes:
             self._worker.progress.warn(note)
         loader: SpanLoader
@@ -222,6 +225,8 @@ class DataFeed:
                 worker.last_iteration.asked(False)
                 worker.passed = False
                 self._seeding.loop(worker.global_step)
+                for observer in worker.observers.values():
+                    observer.on_batch(batch)
                 yield batch
             worker.last_iteration.asked(True)
         finally:

@@ -75,11 +75,15 @@ class TrainingSetup:
     def replica(self) -> int:
         """Which of the job's `replicas` batches at a time is this process's, from 0."""
         task, mesh = self.settings.task, self.settings.mesh
+        if task.trial is not None and task.trial.replicas:
+            return task.trial.replica
         return (task.index * mesh.replicas if task.servers else 0) + mesh.replica(task.group.rank)
 
     @property
     def replicas(self) -> int:
         task = self.settings.task
+        if task.trial is not None and task.trial.replicas:
+            return task.trial.replicas
         return self.settings.mesh.replicas * (task.workers if task.servers else 1)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,8 @@ from trireme.plugins import Plugins
 if TYPE_CHECKING:
     import torch
 
+    from trireme.data.batch import Batch
+    from trireme.ps.messages import Span
     from trireme.session.model.computation import Computation
     from trireme.session.result import StepResult
 
@@ -21,11 +23,22 @@ class Observer:
     def __init__(self, worker: Any) -> None:
         self.worker = worker
 
+    def on_start(self) -> None:
+        """Called when the worker has the job's values, before its first step."""
+
+    def on_batch(self, batch: Batch) -> None:
+        """Called before the program is handed a batch that the job deals."""
+
     def before_gradient(self, computation: Computation, batch: Any) -> None:
         """Called before a session computes the gradient of a batch."""
 
-    def before_update(self) -> None:
-        """Called before an update, with its gradients."""
+    def before_update(self, weight: float, examples: Sequence[Span]) -> None:
+        """Called before an update, with its gradients.
+
+        Args:
+            weight: the number of examples that the gradient is the mean of; 0 for none.
+            examples: their positions, where the job deals the data.
+        """
 
     def after_update(self) -> None:
         """Called after an update, with the new values."""

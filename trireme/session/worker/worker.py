@@ -97,6 +97,8 @@ class Worker:
             warning = extension.open(self._pull_extra, self.global_step)
             if warning:
                 self.progress.warn(warning)
+        for observer in self.observers.values():
+            observer.on_start()
 
     def _receive_first(self) -> None:
         """Registers the model, and receives the values, which the chief loads.
@@ -255,7 +257,7 @@ class Worker:
         self._parameters.check_frozen()  # parts of a model follow the program within a step
         self._check_writes()
         for observer in self.observers.values():
-            observer.before_update()
+            observer.before_update(weight, examples)
         self.checkpoints.ask_all()
         backend, lifecycle = self.backend, self.lifecycle
         try:
