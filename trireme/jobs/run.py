@@ -99,7 +99,7 @@ def run(
     given: dict[str, Any] = {"ps": ps, "workers": workers, "strategy": strategy, "mesh": mesh}
     given |= {"replicas": replicas, "run_dir": run_dir, "max_restarts": max_restarts, **options}
     file = None if config is None else os.fspath(config)
-    task = prepare(configuration(_texts(given), file, LAUNCH_CALL))
+    task = prepare(configuration(option_texts(given), file, LAUNCH_CALL))
     if callable(function_or_script):
         job = _start_function(function_or_script, args, task, verbose)
     else:
@@ -158,21 +158,21 @@ def _wait(job: LaunchedJob, timeout: float | None) -> Any:
     return job.result(0.1)
 
 
-def _texts(given: Mapping[str, Any]) -> dict[str, str | None]:
+def option_texts(given: Mapping[str, Any]) -> dict[str, str | None]:
     """Returns the text of each option, as it would stand on the command line."""
     known = {option.field: option for option in all_options()}
     texts: dict[str, str | None] = {}
     for field, value in given.items():
         if field not in known:
             raise ConfigurationError(
-                f"run() has no option {field}{suggestion(field, known)}; `trireme run --help` "
+                f"there is no option {field}{suggestion(field, known)}; `trireme run --help` "
                 "lists them, here with underscores for dashes"
             )
         if isinstance(value, bool):
             value = "yes" if value else "no"
         elif value is not None and not isinstance(value, str | int | float | os.PathLike):
             raise ConfigurationError(
-                f"{field} is {value!r}: give its name, and its values as options of run(), "
+                f"{field} is {value!r}: give its name, and its values as options beside it, "
                 'such as strategy="sync", aggregate=4'
             )
         texts[field] = None if value is None else str(value)

@@ -13,8 +13,8 @@ def _verify() -> Parser:
         "[OPTIONS] [OPTIONS OF RUN] SCRIPT|-m MODULE [ARGS...]",
         "Runs SCRIPT as the job that the options of `trireme run` describe, and as one process "
         "that has the same examples, and says whether they are the same: if not, at which step and "
-        "in which tensor first, by how much, and why. Exit status 0 if they are, 1 if not, 3 if a run "
-        "fails.",
+        "in which tensor first, by how much, and why. Exit status 0 if they are, 1 if not, 3 if a "
+        "run fails.",
     )
     parser.add("--steps N", "how many global steps are compared (default 20)", default="20")
     parser.add("--strategies all", "compare under every strategy that the program allows")

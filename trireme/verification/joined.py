@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from trireme.verification.record import Record
 from trireme.verification.sketch import Sketches, means
@@ -17,6 +18,7 @@ class Step:
     workers: tuple[Record, ...] = ()  # those that had examples, in the order of the examples
     spans: tuple[tuple[int, int], ...] = ()
     examples: list[list[int]] = field(default_factory=list)
+    shapes: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     settings: list[dict[str, float]] = field(default_factory=list)
     computed: Sketches = field(default_factory=dict)
@@ -45,15 +47,12 @@ def _joined(number: int, records: Sequence[Record]) -> Step:
     part.sort(key=lambda each: (each.spans[:1], each.task))
     weights = [each.weight for each in part]
     plain = [1.0 if each.weighed else each.weight for each in part]
-    calls = {len(each.examples) for each in part}
     chief = next((each for each in records if each.values), None)
     return Step(
         number,
         tuple(part),
         _united([span for each in part for span in each.spans]),
-        [sum(call, []) for call in zip(*(each.examples for each in part), strict=True)]
-        if len(calls) == 1
-        else [],
+        *_examples(part),
         _losses(part, weights),
         part[0].settings,
         means((weight, each.computed) for weight, each in zip(plain, part, strict=True)),
@@ -64,6 +63,19 @@ def _joined(number: int, records: Sequence[Record]) -> Step:
         {} if chief is None else chief.values,
         {} if chief is None else chief.state,
     )
+
+
+def _examples(part: Sequence[Record]) -> tuple[list[list[int]], list[str]]:
+    """Returns, for each call of the model, the digests of all examples, and the shapes of one.
+
+    Where shapes differ, by padding, the same examples have other contents: there are no digests.
+    """
+    if len({len(each.examples) for each in part}) != 1:
+        return [], []
+    digests = [list(chain(*call)) for call in zip(*(each.examples for each in part), strict=True)]
+    shapes = [set(call) for call in zip(*(each.shapes for each in part), strict=True)]
+    alike = [found.pop() if len(found) == 1 else "" for found in shapes]
+    return [each if shape else [] for each, shape in zip(digests, alike, strict=True)], alike
 
 
 def _losses(part: Sequence[Record], weights: Sequence[float]) -> list[float]:

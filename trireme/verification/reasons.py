@@ -100,9 +100,10 @@ def _other_contents(case: Case) -> str | None:
 
 def _draws(case: Case) -> str | None:
     drew = {where for each in (*case.job.workers, *case.reference.workers) for where in each.drew}
-    if not drew or case.first.stage not in ("loss", "gradient"):
+    contents = case.first.stage == "examples" and case.first.name == "contents"
+    if not drew or not (contents or case.first.stage in ("loss", "gradient")):
         return None
-    if "model" in drew:
+    if "model" in drew and not contents:
         return (
             "the model draws random numbers in its forward pass (not by dropout, which is "
             "compared with the same draws): each worker draws its own, and one process others. "
@@ -152,14 +153,16 @@ def _uncounted_weights(case: Case) -> str | None:
 
 
 def _unreached(case: Case) -> str | None:
-    if len(case.job.workers) < 2 or case.first.stage not in ("gradient", "values", "state"):
+    workers = case.job.workers
+    if len(workers) < 2 or case.first.stage in ("examples", "settings", "buffers"):
         return None
-    for name in (each.name.split("/")[0] for each in case.found):
-        lacking = [each.task for each in case.job.workers if name in each.unreached]
-        if lacking and len(lacking) < len(case.job.workers):
+    for name in dict.fromkeys(name for each in workers for name in each.unreached):
+        lacking = [each.task for each in workers if name in each.unreached]
+        if len(lacking) < len(workers):
             return (
                 f"parameter {name} has no gradient on {', '.join(lacking)} and has one on the "
-                f"other workers{case.line}: which parameters a worker trains depends on its batch"
+                f"other workers{case.line}: which parameters a worker trains depends on its batch, "
+                "or on which worker it is"
             )
     return None
 
@@ -247,7 +250,7 @@ def _optimizer(case: Case) -> str | None:
 
 
 RULES: tuple[Rule, ...] = (
-    *(_not_repeatable, _other_order, _other_contents, _silent_hooks, _draws, _uncounted_weights),
+    *(_not_repeatable, _other_order, _draws, _other_contents, _silent_hooks, _uncounted_weights),
     *(_whole_batch_layers, _unreached, _schedule, _changed_gradients, _lost_updates, _buffers_only),
     _optimizer,
 )

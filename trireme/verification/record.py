@@ -25,6 +25,7 @@ class Record(msgspec.Struct, kw_only=True):
         spans: the positions of the examples, as `(start, stop)`; none where the program makes its
             own batches.
         examples: for each call of the model, a digest of each example of its inputs.
+        shapes: for each call, the shapes of the inputs of one example, which padding may change.
         losses: of each `backward()`, in order.
         line: the line of the program that made the step.
         settings: the numbers of each parameter group of the optimizer.
@@ -49,6 +50,7 @@ class Record(msgspec.Struct, kw_only=True):
     weighed: bool = False
     spans: tuple[tuple[int, int], ...] = ()
     examples: list[list[int]] = []
+    shapes: list[str] = []
     losses: list[float] = []
     line: str = ""
     settings: list[dict[str, float]] = []

@@ -180,6 +180,7 @@ class Recorder(Observer):
         self._dropout.examples(positions)
         rows = [each for each in found if len(each) == len(positions) <= _MOST_EXAMPLES]
         self._record.examples.append(_digests(rows) if rows else [])
+        self._record.shapes.append(str([tuple(each.shape[1:]) for each in rows]))
         self._states = states()
 
     def _after_forward(self, module: nn.Module, args: Any, outputs: Any) -> None:

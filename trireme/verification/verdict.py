@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from trireme.verification.compare import Comparison, Difference
 
 Outcome = Literal["same", "differs", "apart", "refused", "failed"]
@@ -101,30 +103,17 @@ class Verdict:
         yield from (f"  note: {note}" for note in self.notes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the verdict as numbers and text, for JSON."""
-        first, found = self.first, self.comparison
-        return {
-            "job": self.name,
-            "outcome": self.outcome,
-            "against": self.against,
-            "reason": self.reason,
-            "steps": 0 if found is None else len(found.steps),
-            "first": None
-            if first is None
-            else {
-                "step": first.step,
-                "what": first.stage,
-                "tensor": first.name,
-                "distance": first.distance,
-                "allowed": first.allowed,
-                "job": first.job,
-                "reference": first.reference,
-            },
-            "distance": self.distance,
-            "tolerance": None if found is None else found.tolerance,
-            "curve": {} if found is None else {str(s): d for s, d in found.curve.items()},
-            "notes": list(self.notes),
-        }
+        """Returns the verdict as JSON has it."""
+        made: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
+        return made
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
+        """Returns the verdict of which `as_dict` has made this."""
+        return msgspec.convert(data, cls, str_keys=True)
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
 
 def described(difference: Difference) -> str:
