@@ -117,4 +117,3 @@ def test_after_a_resume() -> None:
     later = replace(found, first=replace(found.first, step=9))
     assert "begins anew" in reason_of_resume(later, 5)
     assert "before the stop" in reason_of_resume(found, 5)
-

@@ -22,8 +22,9 @@ class Record(msgspec.Struct, kw_only=True):
         weight: the number of examples that the gradient is the mean of.
         weighed: whether the computed gradients are multiplied by the weights already, so that their
             plain mean is that of all examples.
-        spans: the positions of the examples, as `(start, stop)`; none where the program makes its
-            own batches.
+        spans: the positions of the examples, as `(start, stop)`; none where an earlier step of
+            another optimizer has them, and where the program makes its own batches.
+        dealt: whether the job has dealt the program a batch.
         examples: for each call of the model, a digest of each example of its inputs.
         shapes: for each call, the shapes of the inputs of one example, which padding may change.
         losses: of each `backward()`, in order.
@@ -49,6 +50,7 @@ class Record(msgspec.Struct, kw_only=True):
     weight: float = 0.0
     weighed: bool = False
     spans: tuple[tuple[int, int], ...] = ()
+    dealt: bool = False
     examples: list[list[int]] = []
     shapes: list[str] = []
     losses: list[float] = []

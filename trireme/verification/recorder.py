@@ -159,6 +159,7 @@ class Recorder(Observer):
 
     def on_batch(self, batch: Batch) -> None:
         self._positions = [place for start, stop in batch.spans for place in range(start, stop)]
+        self._dropout.examples(self._positions)
         self._states = states()  # what loading has drawn is not the program's
 
     def before_gradient(self, computation: Any, batch: Any) -> None:
@@ -204,6 +205,7 @@ class Recorder(Observer):
         record, parameters = self._record, self.worker.setup.trained.parameters
         record.weight = weight
         record.spans = tuple((span.start, span.stop) for span in examples)
+        record.dealt = bool(self._positions)
         record.weighed = not self._own_loop and self.worker.setup.reducer is not None
         record.line = line_of_program()
         record.settings = [_numbers(group) for group in self.worker.setup.optimizer.param_groups]

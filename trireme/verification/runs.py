@@ -60,7 +60,7 @@ class Run:
     def dealt(self) -> bool:
         """Whether the job has dealt the examples of every step."""
         every = [each for several in self.records.values() for each in several if each.weight > 0]
-        return all(each.spans for each in every)
+        return all(each.dealt for each in every)
 
 
 class Runs:
