@@ -23,6 +23,7 @@ def step(number: int, **changed: object) -> Step:
         (Record(task="worker:0", weight=8), Record(task="worker:1", weight=8)),
         ((16 * number, 16 * number + 16),),
         [[1, 2, 3]],
+        [[0.5, 1.5, -0.5]],
         ["[(4,)]"],
         [0.5],
         [{"lr": 0.1}],
@@ -52,6 +53,7 @@ def test_equal_steps_have_no_difference() -> None:
     [
         ({"spans": ((0, 16),)}, "examples", "positions"),
         ({"examples": [[1, 2, 4]]}, "examples", "contents"),
+        ({"marks": [[0.5, 1.5, -0.6]]}, "examples", "contents"),
         ({"losses": [0.5001]}, "loss", "the loss"),
         ({"losses": [math.nan]}, "loss", "the loss"),
         ({"computed": {"w": sketch(torch.ones(100))}}, "gradient", "w"),
@@ -79,6 +81,11 @@ def test_what_is_computed_first_is_named_first() -> None:
     found = compare(begun(step(1, **every)), begun(step(1)))
     stages = [each.stage for each in found.found]
     assert stages == [each for each in STAGES if each in ("loss", "settings", "values")]
+
+
+def test_examples_that_another_model_has_made_may_differ_in_the_last_place() -> None:
+    other = step(1, marks=[[0.5 + 1e-7, 1.5, -0.5]])
+    assert compare(begun(other), begun(step(1))).first is None
 
 
 def test_contents_of_padded_examples_are_not_compared() -> None:
@@ -122,17 +129,18 @@ def test_workers_are_joined_by_their_examples() -> None:
     records = [
         Record(
             task="worker:1", step=1, weight=3, spans=((1, 4),), losses=[2.0],
-            examples=[[2, 3, 4]], shapes=["s"], computed={"w": sketch(b)},
+            examples=[[2, 3, 4]], marks=[[0.1, 0.2, 0.3]], shapes=["s"], computed={"w": sketch(b)},
         ),
         Record(
             task="worker:0", step=1, weight=1, spans=((0, 1),), losses=[1.0],
-            examples=[[1]], shapes=["s"], computed={"w": sketch(a)},
+            examples=[[1]], marks=[[0.0]], shapes=["s"], computed={"w": sketch(a)},
             values={"w": sketch(a)},
         ),
     ]  # fmt: skip
     made = joined({1: records})[1]
     assert made.spans == ((0, 4),)
     assert made.examples == [[1, 2, 3, 4]]
+    assert made.marks == [[0.0, 0.1, 0.2, 0.3]]
     assert made.losses == [1.75]
     assert [each.task for each in made.workers] == ["worker:0", "worker:1"]
     mean = sketch(a.double() / 4 + 3 * b.double() / 4)

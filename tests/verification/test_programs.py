@@ -24,7 +24,7 @@ MISTAKES = {
     "dropout": (SYNC, "examples", "the loop draws random numbers"),
     "one_cycle": (RESUMED, "settings", "the program's schedule begins anew"),
     "gan": (SYNC, "examples", "the loop draws random numbers"),
-    "lora": (SYNC, "state", "has no gradient on worker"),
+    "lora": (SYNC, "examples", "have other contents"),
     "tables": (SYNC, "examples", "each process makes data of its own"),
     "gpt2": (SYNC, "loss", "is a mean over something else than its examples"),
     "lightning_module": (SYNC, "loss", "BatchNorm1d"),

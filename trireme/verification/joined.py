@@ -18,6 +18,7 @@ class Step:
     workers: tuple[Record, ...] = ()  # those that had examples, in the order of the examples
     spans: tuple[tuple[int, int], ...] = ()
     examples: list[list[int]] = field(default_factory=list)
+    marks: list[list[float]] = field(default_factory=list)
     shapes: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     settings: list[dict[str, float]] = field(default_factory=list)
@@ -65,17 +66,19 @@ def _joined(number: int, records: Sequence[Record]) -> Step:
     )
 
 
-def _examples(part: Sequence[Record]) -> tuple[list[list[int]], list[str]]:
-    """Returns, for each call of the model, the digests of all examples, and the shapes of one.
+def _examples(
+    part: Sequence[Record],
+) -> tuple[list[list[int]], list[list[float]], list[str]]:
+    """Returns, for each call of the model, what is known of all examples, and the shapes of one.
 
-    Where shapes differ, by padding, the same examples have other contents: there are no digests.
+    Where shapes differ, by padding, the same examples have other contents: nothing is compared.
     """
-    if len({len(each.examples) for each in part}) != 1:
-        return [], []
+    if len({len(each.shapes) for each in part}) != 1:
+        return [], [], []
     digests = [list(chain(*call)) for call in zip(*(each.examples for each in part), strict=True)]
+    marks = [list(chain(*call)) for call in zip(*(each.marks for each in part), strict=True)]
     shapes = [set(call) for call in zip(*(each.shapes for each in part), strict=True)]
-    alike = [found.pop() if len(found) == 1 else "" for found in shapes]
-    return [each if shape else [] for each, shape in zip(digests, alike, strict=True)], alike
+    return digests, marks, [each.pop() if len(each) == 1 else "" for each in shapes]
 
 
 def _losses(part: Sequence[Record], weights: Sequence[float]) -> list[float]:

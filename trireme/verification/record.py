@@ -25,7 +25,9 @@ class Record(msgspec.Struct, kw_only=True):
         spans: the positions of the examples, as `(start, stop)`; none where an earlier step of
             another optimizer has them, and where the program makes its own batches.
         dealt: whether the job has dealt the program a batch.
-        examples: for each call of the model, a digest of each example of its inputs.
+        examples: for each call of the model, a digest of the whole numbers of each example.
+        marks: for each call, a sketch of the other numbers of each example: they may be results of
+            another model, and differ in the last place.
         shapes: for each call, the shapes of the inputs of one example, which padding may change.
         losses: of each `backward()`, in order.
         line: the line of the program that made the step.
@@ -52,6 +54,7 @@ class Record(msgspec.Struct, kw_only=True):
     spans: tuple[tuple[int, int], ...] = ()
     dealt: bool = False
     examples: list[list[int]] = []
+    marks: list[list[float]] = []
     shapes: list[str] = []
     losses: list[float] = []
     line: str = ""

@@ -25,7 +25,7 @@ from trireme.tensors import is_dtensor, tensors_in, to_local
 from trireme.verification.draws import Dropout, states
 from trireme.verification.meeting import leave, meet
 from trireme.verification.record import Record, RecordFile
-from trireme.verification.sketch import Sketch, plus, sketch
+from trireme.verification.sketch import Sketch, plus, signs, sketch
 
 INITIAL = "initial.safetensors"
 _BATCH_LAYERS = ("BatchNorm", "InstanceNorm")
@@ -180,7 +180,9 @@ class Recorder(Observer):
             positions = list(range(first, first + len(found[0])))
         self._dropout.examples(positions)
         rows = [each for each in found if len(each) == len(positions) <= _MOST_EXAMPLES]
-        self._record.examples.append(_digests(rows) if rows else [])
+        floats = [each for each in rows if each.is_floating_point()]
+        self._record.examples.append(_digests([e for e in rows if not e.is_floating_point()]))
+        self._record.marks.append(_marks(floats) if floats else [])
         self._record.shapes.append(str([tuple(each.shape[1:]) for each in rows]))
         self._states = states()
 
@@ -303,14 +305,21 @@ def _nature(settings: Settings) -> str:
 
 
 def _digests(rows: Sequence[torch.Tensor]) -> list[int]:
-    """Returns a digest of each example."""
-    arrays = [each.detach().cpu().contiguous().reshape(len(each), -1) for each in rows]
-    found = [hashlib.blake2b(digest_size=6) for _ in range(len(arrays[0]))]
+    """Returns a digest of each example of tensors of whole numbers."""
+    arrays = [each.detach().cpu().contiguous().reshape(len(each), -1).numpy() for each in rows]
+    found = [hashlib.blake2b(digest_size=6) for _ in (arrays[0] if arrays else ())]
     for array in arrays:
-        data = array.view(torch.uint8).numpy() if array.numel() else array.numpy()
-        for one, row in zip(found, data, strict=True):
+        for one, row in zip(found, array, strict=True):
             one.update(row.tobytes())
     return [int.from_bytes(each.digest(), "little") for each in found]
+
+
+def _marks(rows: Sequence[torch.Tensor]) -> list[float]:
+    """Returns one number of a sketch for each example."""
+    flat = [each.detach().reshape(len(each), -1).to("cpu", torch.float64) for each in rows]
+    joined = torch.cat(flat, 1)
+    found: list[float] = (joined @ signs(joined.shape[1])).tolist()
+    return found
 
 
 def _numbers(group: Mapping[str, Any]) -> dict[str, float]:

@@ -93,6 +93,11 @@ def minus(one: Sketch, other: Sketch) -> Sketch:
     return Sketch(marks, one.count, one.dtype)
 
 
+def signs(count: int) -> torch.Tensor:
+    """Returns so many fixed random signs, as float64."""
+    return _signs(0, -(-count // _MARKS)).reshape(-1)[:count]
+
+
 def _root_mean_square(values: Iterable[float]) -> float:
     squares = [value * value for value in values]
     return math.sqrt(sum(squares) / len(squares))
