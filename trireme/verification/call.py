@@ -22,6 +22,7 @@ from trireme.jobs.run import option_texts
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment import check_no_task
 from trireme.launch.process_setup.program import MODULE, check_program
+from trireme.verification.command import check_host
 from trireme.verification.runs import Runs
 from trireme.verification.verdict import Verdict
 from trireme.verification.verifying import Verifier
@@ -76,6 +77,7 @@ def verify(
     if stop_at is not None and not 0 < stop_at < steps:
         raise ConfigurationError(f"verify(stop_at={stop_at!r}): it must be from 1 to steps - 1")
     task = prepare(configuration(option_texts(options), None, LAUNCH_CALL))
+    check_host(task)
     with ExitStack() as held:
         if callable(function_or_script):
             name = function_name(function_or_script)
@@ -105,7 +107,7 @@ def main() -> None:
     """Makes the runs that an order on standard input asks for; prints the verdict as JSON."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=_Order)
     with tempfile.TemporaryDirectory(prefix="trireme-verify-") as scratch:
-        runs = Runs(order.program, order.steps, Path(scratch))
+        runs = Runs(order.program, order.steps, Path(scratch), order.task.descriptors)
         verifier = Verifier(runs, order.tolerance, lambda line: None)
         if order.stop_at is None:
             verdict = verifier.verify(order.name, order.task)

@@ -14,6 +14,7 @@ from trireme.cli.run import configuration, prepare
 from trireme.errors import TriremeError, UsageError
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.engines import ENGINES
 from trireme.launch.process_setup.program import check_program
 from trireme.launch.process_setup.resources import allow_many_descriptors
 from trireme.strategies import choose
@@ -85,6 +86,7 @@ def _verdicts(
     for chosen in _configs(config) if every else [config]:
         try:
             task = prepare(chosen)
+            check_host(task)
         except TriremeError as error:
             if not every:
                 raise
@@ -95,6 +97,13 @@ def _verdicts(
             yield verifier.verify(name, task)
         else:
             yield verifier.verify_resume(name, task, stop_at)
+
+
+def check_host(task: TaskConfig) -> None:
+    """Raises `UsageError` where tasks run on hosts that do not have the directory of the runs."""
+    on = task.config.launch.on
+    if not ENGINES.load(on).one_host:
+        raise UsageError(f"trireme verify --on {on}: runs are compared on this host alone")
 
 
 def _configs(config: JobConfig) -> Iterator[JobConfig]:

@@ -23,6 +23,7 @@ from trireme.launch.config.task_config import (
     encode_task,
     fresh_job,
 )
+from trireme.launch.exit_reason import INTERRUPTED
 from trireme.launch.output import Console
 from trireme.launch.process_setup.program import program_name
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
@@ -56,6 +57,10 @@ class Run:
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", joined(self.records))
 
+    def ended_before(self, step: int) -> bool:
+        """Whether it has failed before a step; a program may end earlier by itself."""
+        return len(self.records) < 2 or (self.status != 0 and max(self.records) < step)
+
     @property
     def dealt(self) -> bool:
         """Whether the job has dealt the examples of every step."""
@@ -70,12 +75,20 @@ class Runs:
         program: the program with its arguments, as after `trireme run`.
         steps: the global step at which every run ends.
         scratch: where the directories are.
+        descriptors: that the program inherits, by what they are for.
     """
 
-    def __init__(self, program: Sequence[str], steps: int, scratch: Path) -> None:
+    def __init__(
+        self,
+        program: Sequence[str],
+        steps: int,
+        scratch: Path,
+        descriptors: Mapping[str, int] | None = None,
+    ) -> None:
         self.program = tuple(program)
         self.steps = steps
         self._scratch = scratch
+        self._descriptors = dict(descriptors or {})
 
     def job(
         self,
@@ -101,6 +114,8 @@ class Runs:
         task = msgspec.structs.replace(task, job=fresh_job(), config=config, trial=trial)
         out = io.StringIO()
         status = start(task, self.program, program_name(self.program), Console(out, out, {}))
+        if status == INTERRUPTED:  # by Ctrl-C, which ends all of it
+            raise KeyboardInterrupt
         return _run(directory, status, out.getvalue())
 
     def reference(
@@ -130,7 +145,11 @@ class Runs:
             log = directory / f"output-{replica}.txt"
             logs.append(log)
             started.append(self._process(directory, trial, log, replica, threads))
-        status = max([process.wait() for process in started], key=abs)
+        try:
+            status = max([process.wait() for process in started], key=abs)
+        finally:
+            for process in started:
+                process.kill()
         return _run(directory, status, "".join(log.read_text("utf-8", "replace") for log in logs))
 
     def _process(
@@ -141,7 +160,7 @@ class Runs:
         )
         task = TaskConfig(
             job=fresh_job(), config=config, trial=trial, threads=threads, index=replica
-        )
+        ).inheriting(**self._descriptors)
         variables = {**thread_variables(os.environ, threads), TASK_VARIABLE: encode_task(task)}
         with log.open("wb") as file:
             return subprocess.Popen(
@@ -150,6 +169,7 @@ class Runs:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                pass_fds=list(self._descriptors.values()),
             )
 
     def _directory(self, name: str) -> Path:

@@ -48,15 +48,15 @@ class Verifier:
         self._say(f"{name}: {self._runs.steps} steps as a job")
         job = self._runs.job(task, settings)
         begin = next((r for each in job.records.values() for r in each if r.batches), None)
-        if begin is None or len(job.records) < 2:
-            return _without_steps(name, job)
+        if begin is None or job.ended_before(self._runs.steps):
+            return _failed(name, job)
         joined, replicas = (begin.batches, 1) if job.dealt else (1, begin.batches)
         if begin.nature:
             joined = replicas = 1
         again = partial(self._reference, job, joined, replicas, settings)
         reference = again({})
-        if len(reference.records) < 2:
-            return _without_steps(f"{name}: as one process", reference)
+        if reference.ended_before(self._runs.steps):
+            return _failed(f"{name}: as one process", reference)
         against = "one process"
         if replicas > 1:
             against = f"one process for each of {replicas} loops, with their gradients joined"
@@ -81,8 +81,8 @@ class Verifier:
         settings = _settings(task.config)
         self._say(f"{name}: {self._runs.steps} steps without a stop")
         whole = self._runs.job(task, settings)
-        if len(whole.records) < 2:
-            return _without_steps(name, whole)
+        if whole.ended_before(self._runs.steps):
+            return _failed(name, whole)
         self._say(f"{name}: stopped at step {stop_at}, and resumed")
         run_dir = whole.directory / "resumed"
         before = self._runs.job(task, settings, steps=stop_at, run_dir=run_dir)
@@ -90,8 +90,10 @@ class Verifier:
         name = f"{name}, stopped at step {stop_at} and resumed"
         steps = {s: each for s, each in before.steps.items() if s <= stop_at}
         steps |= {s: each for s, each in after.steps.items() if s > stop_at}
-        if max(steps, default=0) <= stop_at:
-            return _without_steps(name, after)
+        if before.ended_before(stop_at):
+            return _failed(name, before)
+        if after.ended_before(self._runs.steps) or max(steps) <= stop_at:
+            return _failed(name, after)
         found = self._compare(steps, whole.steps)
         against = "the job that was not stopped"
         if found.first is None:
@@ -157,11 +159,16 @@ def _unjudged(found: Comparison) -> Comparison:
     return Comparison(found.steps, (), found.curve, found.tolerance)
 
 
-def _without_steps(name: str, run: Run) -> Verdict:
-    """Returns the verdict on a run that has made no step."""
+def _failed(name: str, run: Run) -> Verdict:
+    """Returns the verdict on a run that has ended before its last step."""
     error = next((line for line in reversed(run.output) if "error: " in line), "")
     text = error.partition("error: ")[2] or "\n    ".join(run.output) or "it made no step"
-    return Verdict(name, "refused" if run.status == 2 and error else "failed", reason=text)
+    made = max(run.records, default=0)
+    if run.status == 2 and error and not made:
+        return Verdict(name, "refused", reason=text)
+    return Verdict(
+        name, "failed", reason=f"it ended with status {run.status} at step {made}: {text}"
+    )
 
 
 def _settings(config: JobConfig) -> RecorderSettings:
