@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,24 +18,12 @@ from trireme.errors import ConfigurationError, TriremeError
 from trireme.job_config import LAUNCH_CALL
 from trireme.jobs.function import function_name, pack_call
 from trireme.jobs.run import option_texts
-from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment import check_no_task
 from trireme.launch.process_setup.program import MODULE, check_program
-from trireme.verification.command import check_host
-from trireme.verification.runs import Runs
+from trireme.verification.command import Order, check_host
 from trireme.verification.verdict import Verdict
-from trireme.verification.verifying import Verifier
 
 _CALLS = "trireme.jobs.function"
-
-
-class _Order(msgspec.Struct):
-    task: TaskConfig
-    program: tuple[str, ...]
-    name: str
-    steps: int
-    stop_at: int | None
-    tolerance: float | None
 
 
 def verify(
@@ -88,9 +75,9 @@ def verify(
             program = (os.fspath(function_or_script), *map(str, args))
             name = Path(program[0]).name
             check_program(program)
-        order = _Order(task, program, name, steps, stop_at, tolerance)
+        order = Order(task, program, name, steps, stop_at, tolerance)
         made = subprocess.run(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-m", Order.__module__],
             input=msgspec.json.encode(order),
             capture_output=True,
             pass_fds=list(task.descriptors.values()),
@@ -101,20 +88,3 @@ def verify(
     except (ValueError, IndexError) as error:
         last = made.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
         raise TriremeError(f"verify: {''.join(last) or f'status {made.returncode}'}") from error
-
-
-def main() -> None:
-    """Makes the runs that an order on standard input asks for; prints the verdict as JSON."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=_Order)
-    with tempfile.TemporaryDirectory(prefix="trireme-verify-") as scratch:
-        runs = Runs(order.program, order.steps, Path(scratch), order.task.descriptors)
-        verifier = Verifier(runs, order.tolerance, lambda line: None)
-        if order.stop_at is None:
-            verdict = verifier.verify(order.name, order.task)
-        else:
-            verdict = verifier.verify_resume(order.name, order.task, order.stop_at)
-    print(json.dumps(verdict.as_dict()))
-
-
-if __name__ == "__main__":
-    main()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from trireme.cli.run import configuration, prepare
 from trireme.errors import TriremeError, UsageError
@@ -41,6 +44,17 @@ _STRATEGIES: tuple[Mapping[str, Any], ...] = (
 """What `--strategies all` compares, with the workers of the launch where there is no number."""
 
 
+class Order(msgspec.Struct):
+    """What `trireme.verify` asks of a process of its own."""
+
+    task: TaskConfig
+    program: tuple[str, ...]
+    name: str
+    steps: int
+    stop_at: int | None
+    tolerance: float | None
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = VERIFY.parser()
@@ -64,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     quiet = own["json"] == "-"
     say = partial(print, file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="trireme-verify-") as scratch:
-        verifier = Verifier(Runs(program, steps, Path(scratch)), tolerance, say)
+        verifier = Verifier(Runs(program, steps, Path(scratch), os.environ), tolerance, say)
         verdicts = []
         for verdict in _verdicts(verifier, config, stop_at, every=own["strategies"] == "all"):
             verdicts.append(verdict)
@@ -160,3 +174,21 @@ def _write(file: str, text: str) -> None:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from error
+
+
+def answer() -> None:
+    """Makes the runs that an order on standard input asks for; prints the verdict as JSON."""
+    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
+    with tempfile.TemporaryDirectory(prefix="trireme-verify-") as scratch:
+        inherited = order.task.descriptors
+        runs = Runs(order.program, order.steps, Path(scratch), os.environ, inherited)
+        verifier = Verifier(runs, order.tolerance, lambda line: None)
+        if order.stop_at is None:
+            verdict = verifier.verify(order.name, order.task)
+        else:
+            verdict = verifier.verify_resume(order.name, order.task, order.stop_at)
+    print(json.dumps(verdict.as_dict()))
+
+
+if __name__ == "__main__":
+    answer()

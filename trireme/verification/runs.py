@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 import tempfile
@@ -75,6 +74,7 @@ class Runs:
         program: the program with its arguments, as after `trireme run`.
         steps: the global step at which every run ends.
         scratch: where the directories are.
+        environ: the environment of processes that stand for a job.
         descriptors: that the program inherits, by what they are for.
     """
 
@@ -83,11 +83,13 @@ class Runs:
         program: Sequence[str],
         steps: int,
         scratch: Path,
+        environ: Mapping[str, str],
         descriptors: Mapping[str, int] | None = None,
     ) -> None:
         self.program = tuple(program)
         self.steps = steps
         self._scratch = scratch
+        self._environ = environ
         self._descriptors = dict(descriptors or {})
 
     def job(
@@ -131,7 +133,7 @@ class Runs:
         """
         directory = self._directory("reference")
         given = {"initial": str(first.directory / INITIAL), **settings}
-        threads = threads_of_task(os.environ, max(replicas, 2))
+        threads = threads_of_task(self._environ, max(replicas, 2))
         started, logs = [], []
         for replica in range(replicas):
             trial = Trial(
@@ -161,11 +163,11 @@ class Runs:
         task = TaskConfig(
             job=fresh_job(), config=config, trial=trial, threads=threads, index=replica
         ).inheriting(**self._descriptors)
-        variables = {**thread_variables(os.environ, threads), TASK_VARIABLE: encode_task(task)}
+        variables = {**thread_variables(self._environ, threads), TASK_VARIABLE: encode_task(task)}
         with log.open("wb") as file:
             return subprocess.Popen(
                 [sys.executable, *self.program],
-                env={**os.environ, **variables},
+                env={**self._environ, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
