@@ -16,10 +16,11 @@ from torch import nn
 from trireme.data.batch import Batch
 from trireme.launch.config.task_config import Trial
 from trireme.ps.messages import Span
+from trireme.ps.optimizers import members
 from trireme.session.model.module_names import called_modules, named_buffers
+from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import line_of_program
 from trireme.session.result import StepResult
-from trireme.session.settings import Settings
 from trireme.session.worker.observer import Observer
 from trireme.tensors import is_dtensor, tensors_in, to_local
 from trireme.verification.draws import Dropout, states
@@ -71,7 +72,7 @@ class Recorder(Observer):
     def _first_record(self) -> None:
         settings, record = self.worker.setup.settings, Record(task=self.worker.task.name)
         record.step = self.worker.global_step
-        record.batches, record.nature = settings.batches_per_step, _nature(settings)
+        record.batches, record.nature = settings.batches_per_step, _nature(self.worker.setup)
         found = self._values(state=False)
         if found is not None:
             record.values = {name: sketch(each) for name, each in found[0].items()}
@@ -283,8 +284,9 @@ class Recorder(Observer):
         return sketch(tensor)
 
 
-def _nature(settings: Settings) -> str:
+def _nature(setup: TrainingSetup) -> str:
     """Returns why a job cannot equal one process number by number; "" where it can."""
+    settings = setup.settings
     rule, task = settings.rule, settings.task
     if not task.servers or task.trial is None:
         return ""
@@ -299,6 +301,9 @@ def _nature(settings: Settings) -> str:
         return f"under {name} workers compute gradients from values that others have changed since"
     if rule.period > 1:
         return f"under {name} workers train {rule.period} steps by themselves between exchanges"
+    own = [type(each) for each in members(setup.optimizer)]
+    if rule.every is not None and own != [torch.optim.SGD] * len(own):
+        return f"under {name} each worker's {own[0].__name__} divides by its own gradients"
     if 0 < rule.aggregate < task.workers:
         return f"{name} leaves out the slowest of the {task.workers} workers"
     return ""
