@@ -25,7 +25,7 @@ MISTAKES = {
     "one_cycle": (RESUMED, "settings", "the program's schedule begins anew"),
     "gan": (SYNC, "examples", "the loop draws random numbers"),
     "lora": (SYNC, "examples", "have other contents"),
-    "tables": (SYNC, "examples", "each process makes data of its own"),
+    "tables": (SYNC, "examples", "differs from its own repetition"),
     "gpt2": (SYNC, "loss", "is a mean over something else than its examples"),
     "lightning_module": (SYNC, "loss", "BatchNorm1d"),
 }

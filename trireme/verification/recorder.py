@@ -171,9 +171,11 @@ class Recorder(Observer):
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled() or not module.training:
             return
+        found = [each for each in tensors_in((args, kwargs)) if each.dim()]
+        if not all(type(each) is torch.Tensor for each in found):
+            return  # the model is captured as a graph
         if states() != self._states:
             self._drew("loop")
-        found = [each for each in tensors_in((args, kwargs)) if each.dim()]
         positions = self._positions
         if not positions and found:
             replica = self._trial.replica or self.worker.setup.replica

@@ -13,8 +13,8 @@ import trireme
 class Clicks(nn.Module):
     def __init__(self):
         super().__init__()
-        self.users = trireme.Embedding(8, "users")
-        self.items = trireme.Embedding(8, "items")
+        self.users = trireme.Embedding(None, 8)
+        self.items = trireme.Embedding(None, 8)
         self.bias = nn.Linear(1, 1)
 
     def forward(self, pair):
