@@ -34,5 +34,7 @@ def test_a_process_that_gloo_ends_is_told_from_others_that_crash(
         for line in lines:
             outputs.show("worker:0", line, True)
         failure = Failure("worker:0", describe_status(-6))
-        report = failure_report(Verdict(failed=True, failures=[failure]), ["worker:0"], 1.0, outputs)
+        report = failure_report(
+            Verdict(failed=True, failures=[failure]), ["worker:0"], 1.0, outputs
+        )
     assert advice in report[-1]
