@@ -57,6 +57,11 @@ class Option:
         return self.field.replace("_", "-")
 
     @property
+    def names(self) -> frozenset[str]:
+        """All its names on the command line."""
+        return frozenset({self.name, self.classic} - {""})
+
+    @property
     def variable(self) -> str:
         """The option's environment variable."""
         return f"TRIREME_{self.field.upper()}"
@@ -397,13 +402,18 @@ class JobConfig(
         ]
 
 
+def field_of(name: str) -> str:
+    """Returns the name of an option's field, of its name or that of its plug-in."""
+    return name.replace("-", "_")
+
+
 def declared(
     kind: type[msgspec.Struct], *, group: str = "", engine: str = ""
 ) -> tuple[Option, ...]:
     """Returns the options that the fields of a class declare, of a group or an engine."""
     hints = get_type_hints(kind, include_extras=True)
     defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
-    prefix = f"{engine}_" if engine else ""
+    prefix = f"{field_of(engine)}_" if engine else ""
     return tuple(
         replace(
             option,

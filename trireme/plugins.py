@@ -112,6 +112,10 @@ class Plugins(Generic[_T]):
         """Returns the error that a plug-in is not what its entry point must name."""
         return _refused(self.group, self._what, name, why)
 
+    def described(self, name: str) -> str:
+        """Returns the plug-in of a name in words, with its distribution."""
+        return f"the {self._what} {name} of {_named(_point(self.group, self._what, name))}"
+
     def check(self, name: str) -> None:
         """Raises `UsageError` for a name of a plug-in of Trireme that is not installed here."""
         if name not in self and (extra := _EXTRAS.get(self.group, {}).get(name)) is not None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from inspect import isabstract
-from typing import Any, ClassVar
+from math import isfinite
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
 
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, TriremeError
 from trireme.job_config import OPTIONS, STRATEGIES, JobConfig
 from trireme.mesh import Mesh
 from trireme.plugins import Plugins
 from trireme.ps.rule import Rule
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -191,23 +195,55 @@ def resolve(name: str, config: JobConfig) -> Strategy:
                 f"have, only {having}: add --strategy {having.replace(', ', ' or ')}{also}, or "
                 "leave it out"
             )
-    return chosen(**given)
+    return _asked(chosen, "its constructor", lambda: chosen(**given))
+
+
+_Number = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class _Outer(msgspec.Struct, forbid_unknown_fields=True):
     """The arguments of SGD that `Strategy.outer` may return."""
 
-    lr: float
-    momentum: float = 0.0
+    lr: _Number
+    momentum: _Number = 0.0
     dampening: float = 0.0
-    weight_decay: float = 0.0
+    weight_decay: _Number = 0.0
     nesterov: bool = False
     maximize: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "momentum", "dampening", "weight_decay"):
+            if not isfinite(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)}, and must be a finite number")
+        if self.nesterov and (not self.momentum or self.dampening):
+            raise ValueError("nesterov needs a momentum above 0, and no dampening")
+
+
+def _refused(strategy: type[Strategy], why: str) -> ConfigurationError:
+    """Returns the error that a strategy is wrong, which names its package where it is of one."""
+    name = getattr(strategy, "name", "")
+    if name in STRATEGIES and STRATEGIES.load(name) is strategy:
+        return STRATEGIES.refused(name, why)
+    return ConfigurationError(
+        f"the strategy {name}, {strategy.__module__}.{strategy.__qualname__}, {why}; mend it"
+    )
+
+
+def _asked(strategy: type[Strategy], what: str, call: Callable[[], _T]) -> _T:
+    try:
+        return call()
+    except TriremeError:
+        raise
+    except Exception as error:  # whatever another's code raises
+        why = f"fails: {what} raised {type(error).__name__}: {error}"
+        raise _refused(strategy, why) from error
 
 
 def _check_answers(strategy: Strategy, workers: int) -> None:
     """Checks what a strategy, perhaps of another package, has servers do."""
-    rule, outer = strategy.rule(), strategy.outer(workers)
+    kind = type(strategy)
+    rule = _asked(kind, "rule()", strategy.rule)
+    outer = _asked(kind, "outer()", partial(strategy.outer, workers))
     try:
         msgspec.convert(msgspec.structs.asdict(rule), Rule).check()
         if outer is not None:
@@ -215,9 +251,7 @@ def _check_answers(strategy: Strategy, workers: int) -> None:
         if (outer is None) != (rule.every is None):
             raise ConfigurationError("a rule with `every` needs outer(), and only that")
     except (msgspec.ValidationError, TypeError, ConfigurationError) as error:
-        raise ConfigurationError(
-            f"the strategy {strategy.name} has the rule {rule} and, for deltas, {outer}: {error}"
-        ) from error
+        raise _refused(kind, f"has the rule {rule} and, for deltas, {outer}: {error}") from error
 
 
 def choose(
@@ -233,7 +267,8 @@ def choose(
     try:
         strategy = chosen if isinstance(chosen, Strategy) else resolve(chosen, config)
         _check_answers(strategy, workers)
-        strategy.check(workers=workers, servers=servers)
+        check = partial(strategy.check, workers=workers, servers=servers)
+        _asked(type(strategy), "check()", check)
     except ConfigurationError as error:
         if config.training.strategy is None:
             raise

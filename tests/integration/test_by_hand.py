@@ -135,3 +135,25 @@ def test_a_host_that_does_not_answer_is_named_in_time(ends: dict[str, Ended]) ->
     error = only_error(ends["no answer"])
     assert re.search(r"could not reach the coordinator at tcp://127\.0\.0\.1:\d+ within 2 s", error)
     assert "did not answer the handshake" in error
+
+
+def test_a_worker_with_another_strategy_is_refused_and_the_job_goes_on(shell: Shell) -> None:
+    (port,) = free_ports(1)
+    hosts = (f"--ps_hosts=127.0.0.1:{port}", "--worker_hosts=127.0.0.1:1,127.0.0.1:2")
+
+    def task(role: str, index: int, *words: object) -> Running:
+        return shell.start("task", f"--job_name={role}", f"--task_index={index}", *hosts, *words)
+
+    server = task("ps", 0)
+    server.until("ps:0 listens on ")
+    asynchronous, other = (
+        task("worker", 0, "--strategy=async", *TRAIN),
+        task("worker", 1, "--strategy=sync", *TRAIN),
+    )
+    ends = {"async": asynchronous.ended(), "sync": other.ended()}
+    (refused,) = (name for name, ended in ends.items() if ended.status)
+    (trained,) = ends.keys() - {refused}
+    assert ends[refused].status == 2
+    assert "the strategies differ" in only_error(ends[refused])
+    assert f"{STEPS} global steps in " in ends[trained].out
+    assert server.ended().out.splitlines()[-1] == "ps:0 ends: the job is finished"

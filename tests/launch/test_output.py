@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from trireme.launch.output import Console
+from trireme.launch.output import BackgroundConsole, Console
 from trireme.launch.process import LINE_BYTES, Pipe
 
 
@@ -59,7 +59,7 @@ def test_a_reader_that_went_away_does_not_end_the_job() -> None:
 def test_a_full_disk_under_one_stream_is_said_at_the_other(tmp_path: Path) -> None:
     code = """
 import resource, signal, sys
-from trireme.launch.output import Console
+from trireme.launch.output import BackgroundConsole, Console
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
 console = Console(sys.stdout, sys.stderr, {})
@@ -75,6 +75,59 @@ console.say("finished")
     first, second = ended.stderr.splitlines()
     assert "output cannot be written (File too large)" in first
     assert second == "trireme: finished"
+
+
+def test_in_the_background_all_is_written_before_the_end_and_in_order() -> None:
+    code = """
+import sys
+from trireme.launch.output import BackgroundConsole
+with BackgroundConsole(sys.stdout, sys.stderr, {}) as console:
+    for number in range(10000):
+        console.line("worker:0", f"line {number} caf\\u00e9", number % 2 == 0)
+    console.say("finished")
+"""
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        env=environ,
+    )
+    *lines, last = ended.stdout.splitlines()
+    assert lines == [f"worker:0 | line {number} caf?" for number in range(10000)]
+    assert last == "trireme: finished"
+    assert ended.returncode == 0
+
+
+def test_in_the_background_a_full_disk_under_one_stream_is_said_at_the_other(
+    tmp_path: Path,
+) -> None:
+    code = """
+import resource, signal, sys
+from trireme.launch.output import BackgroundConsole
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+with BackgroundConsole(sys.stdout, sys.stderr, {}) as console:
+    for number in range(50):
+        console.line("worker:0", f"line {number}", False)
+"""
+    with (tmp_path / "out").open("w") as out:
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=out, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert ended.returncode == 0
+    (line,) = ended.stderr.splitlines()
+    assert "output cannot be written (File too large)" in line
+
+
+def test_streams_of_the_program_itself_take_lines_of_the_background() -> None:
+    out = io.StringIO()
+    with BackgroundConsole(out, out, {}) as console:
+        console.line("ps:0", "one", False)
+        console.say("two")
+    assert out.getvalue() == "ps:0 | one\ntrireme: two\n"
 
 
 @contextlib.contextmanager

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 
 import trireme
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
-from trireme.parallel.sharding import fully_sharded
+from trireme.parallel.sharding import fully_sharded, refused_average
 
 INPUTS = torch.linspace(-1, 1, 32).reshape(8, 4)
 TARGETS = torch.linspace(2, -1, 16).reshape(8, 2)
@@ -112,3 +114,21 @@ def test_sparse_gradients_are_refused_by_name(kind: Any) -> None:
     model = nn.Sequential(kind(4, 2, sparse=True), nn.Linear(2, 2))
     with pytest.raises(ConfigurationError, match=r"fsdp: 0 has sparse gradients.*sparse=False"):
         fully_sharded(model, no_mesh)
+
+
+class Sharded(nn.Module):
+    """What torch's shards say when they are copied."""
+
+    def __deepcopy__(self, memo: object) -> Sharded:
+        raise AssertionError("FSDP does not support deepcopy.\n Please use")
+
+
+def test_an_average_of_a_whole_model_names_that_of_a_session() -> None:
+    with pytest.raises(AssertionError) as raised:
+        AveragedModel(Sharded())
+    said = str(refused_average(raised.value))
+    assert "leave AveragedModel out. Session(ema=0.99) averages the parts" in said
+    assert said.endswith("(FSDP does not support deepcopy. Please use)")
+    with pytest.raises(AssertionError) as raised:
+        copy.deepcopy(Sharded())
+    assert refused_average(raised.value) is None

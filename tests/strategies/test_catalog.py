@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.metadata import forget, write_metadata
 from trireme.errors import ConfigurationError
 from trireme.job_config import STRATEGIES, JobConfig
-from trireme.strategies import SSP, Sync, choose, strategy_class
+from trireme.ps.rule import Rule
+from trireme.strategies import SSP, Strategy, Sync, choose, strategy_class
 
 
 def test_a_strategy_has_the_name_of_its_entry_point() -> None:
@@ -118,6 +120,15 @@ def test_a_broken_package_stops_only_the_jobs_that_ask_for_its_strategy(install:
         ('{"lr": 1}', "1", "Expected `object`, got `int`"),
         ('"lr": 1', '"learning_rate": 1', "unknown field `learning_rate`"),
         ('"lr": 1', '"lr": "1"', "Expected `float`, got `str`"),
+        ('"lr": 1', '"lr": -1', r">= 0.0 - at `\$.lr`"),
+        ('"lr": 1', '"lr": float("nan")', r"\$.lr|lr is nan"),
+        ('"lr": 1', '"lr": 1, "momentum": -0.5', r">= 0.0 - at `\$.momentum`"),
+        ('"lr": 1', '"lr": 1, "weight_decay": float("inf")', "weight_decay is inf, and must be"),
+        ('"lr": 1', '"lr": 1, "nesterov": True', "nesterov needs a momentum above 0"),
+        ("return Rule", "raise LookupError('no plan')  #", r"rule\(\) raised LookupError: no plan"),
+        ('return {"lr": 1}', "return 1 / 0", r"outer\(\) raised ZeroDivisionError: division"),
+        ("def rule", "def check(self, **_): self.plan\n    def rule", r"check\(\) raised Attribu"),
+        ("def rule", "def __post_init__(self): self.plan\n    def rule", "constructor raised Attr"),
     ],
 )
 def test_a_strategy_that_is_wrong_is_refused_at_launch(
@@ -125,8 +136,22 @@ def test_a_strategy_that_is_wrong_is_refused_at_launch(
 ) -> None:
     assert right in CLASS
     install(CLASS.replace(right, wrong))
-    with pytest.raises(ConfigurationError, match=why):
+    with pytest.raises(ConfigurationError, match=why) as refused:
         choose(OWN, workers=2, servers=1)
+    assert "own of own-strategies 1.5, own_strategies:Own, " in str(refused.value)
+
+
+def test_a_strategy_of_the_program_that_is_wrong_is_named_by_its_class() -> None:
+    @dataclass(frozen=True)
+    class Mine(Strategy):
+        name: ClassVar[str] = "mine"
+
+        def rule(self) -> Rule:
+            raise LookupError("no plan")
+
+    said = r"the strategy mine, tests\..*Mine, fails: rule\(\) raised LookupError: no plan; mend it"
+    with pytest.raises(ConfigurationError, match=said):
+        choose(JobConfig(), Mine(), workers=2, servers=1)
 
 
 def test_a_strategy_of_another_package_is_chosen_by_its_name(install: Install) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -525,6 +526,38 @@ def test_one_element_that_servers_may_replace_is_told_and_then_refused() -> None
     with torch.no_grad():
         weight.view(-1)[8] += 1.0
     with pytest.raises(ConfigurationError, match="the change would be lost"):
+        writes.check()
+
+
+def long_steps() -> Callable[[], float]:
+    """A clock by which steps take much longer than what is done between two looks at it."""
+    times = (100.0**number for number in itertools.count())
+    return lambda: next(times)
+
+
+@pytest.mark.parametrize("wide", [400, 4], ids=["a sum of all", "a sample of all"])
+def test_values_that_are_put_back_are_not_warned_of_at_the_first_time(wide: int) -> None:
+    flat = FlatModel([list(nn.Linear(wide, 100).named_parameters())], servers=1)
+    writes = WatchedWrites([ValueWatch(flat, clock=long_steps() if wide > 4 else None)])
+    for step in range(8):
+        writes.remember(step)
+        assert not writes.check()
+    with torch.no_grad():
+        for parameter in flat.parameters.values():
+            kept = parameter.clone()
+            parameter.fill_(0.5)
+            parameter.copy_(kept)
+    assert not writes.check()
+
+
+def test_one_element_that_is_changed_is_refused_where_a_sum_of_all_shows_it() -> None:
+    flat = FlatModel([list(nn.Linear(400, 100).named_parameters())], servers=1)
+    writes = WatchedWrites([ValueWatch(flat, clock=long_steps())])
+    for step in range(8):
+        writes.remember(step)
+    with torch.no_grad():
+        flat.parameters["weight"].view(-1)[8] += 1.0
+    with pytest.raises(ConfigurationError, match="written to parameter 'weight' itself"):
         writes.check()
 
 

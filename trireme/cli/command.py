@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 
 from trireme import plugins
 from trireme.errors import UsageError, suggestion
-from trireme.job_config import Option
-from trireme.launch.hooks import LAUNCH_HOOKS
+from trireme.job_config import Option, field_of
+from trireme.launch.hooks import LAUNCH_HOOKS, check_hooks
 from trireme.launch.process_setup.program import MODULE
 from trireme.plugins import Plugins
 
@@ -101,6 +101,7 @@ class Parser(argparse.ArgumentParser):
         if dashed not in known:
             if dashed[2:] in plugins.known(LAUNCH_HOOKS.group):
                 LAUNCH_HOOKS.load(dashed[2:])  # raises where its plug-in is not installed
+                check_hooks({field_of(dashed[2:]): name})
             by_hand = "`trireme task` has it, and starts one task by hand; " * (dashed in _OF_TASKS)
             raise UsageError(
                 f"`{self.prog}` has no option {name}{suggestion(dashed, known)}; "

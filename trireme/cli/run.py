@@ -26,7 +26,7 @@ from trireme.launch.config.task_config import (
 )
 from trireme.launch.engines import ENGINES, all_options, check_engine
 from trireme.launch.launcher import Job
-from trireme.launch.output import Console, terminal_console
+from trireme.launch.output import Console, background_console
 from trireme.launch.process_setup.program import check_program, program_name, run_program
 from trireme.launch.process_setup.resources import (
     allow_many_descriptors,
@@ -58,7 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.dry_run:
         return _dry_run(task, program)
     allow_many_descriptors()
-    return start(task, program, program_name(program), terminal_console())
+    with background_console() as console:
+        return start(task, program, program_name(program), console)
 
 
 def configuration(

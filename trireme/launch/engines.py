@@ -9,8 +9,16 @@ from typing import TypeVar
 import msgspec
 
 from trireme.errors import ConfigurationError, UsageError
-from trireme.job_config import COMMAND_LINE, LAUNCH_CALL, OPTIONS, JobConfig, Option, declared
-from trireme.launch.hooks import hook_options
+from trireme.job_config import (
+    COMMAND_LINE,
+    LAUNCH_CALL,
+    OPTIONS,
+    JobConfig,
+    Option,
+    declared,
+    field_of,
+)
+from trireme.launch.hooks import PluginOptions, with_hooks
 from trireme.plugins import Plugins
 
 _O = TypeVar("_O", bound=msgspec.Struct)
@@ -63,13 +71,19 @@ def all_options() -> tuple[Option, ...]:
         else option
         for option in OPTIONS
     )
-    own = (o for name, engine in engines.items() for o in declared(engine.options, engine=name))
-    return (*listed, *hook_options(), *own)
+    return (*listed, *_with_engines().options)
+
+
+def _with_engines() -> PluginOptions:
+    found = with_hooks()
+    for name, engine in ENGINES.all().items():
+        found.add(ENGINES, name, declared(engine.options, engine=name))
+    return found
 
 
 def engine_options(config: JobConfig, kind: type[_O]) -> _O:
     """Returns the options of the engine on which a job runs."""
-    prefix = f"{config.launch.on}_"
+    prefix = f"{field_of(config.launch.on)}_"
     own = declared(kind, engine=config.launch.on)
     return kind(**{each.field.removeprefix(prefix): config.value(each) for each in own})
 
@@ -89,6 +103,8 @@ def check_engine(config: JobConfig) -> EngineType:
         engine = ENGINES.load(on)
     except ConfigurationError as error:
         raise ConfigurationError(f"on is {on} ({config.origin('on')}): {error}") from error
+    if (refused := _with_engines().refused.get((ENGINES.group, on))) is not None:
+        raise refused
     for option in all_options():
         if option.engine not in ("", on) and option.field in given:
             raise UsageError(f"--{option.name} is of another engine: add --on {option.engine}")

@@ -6,21 +6,25 @@ The lines of each task go to a log of its own, and to the launcher's console.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import select
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, TextIO
+from typing import IO, Self, TextIO
 
+from trireme.launch.line_writer import LineWriter
 from trireme.printable import printable
 
 LAST_LINES = 12
 LOG_BYTES = 1 << 26
 """When a log has so many bytes it is renamed, in place of the one renamed before: to `.log.1`."""
 
+_WRITE_BYTES = 1 << 14
 _COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _ALARM = "31"
 
@@ -37,7 +41,7 @@ class Console:
         self._environ = environ
         self._colours: dict[str, str] = {}
         self._unwritable: set[int] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def line(self, name: str, text: str, error: bool) -> None:
         stream = self._error if error else self._out
@@ -62,8 +66,7 @@ class Console:
             return
         encoding = stream.encoding or "utf-8"
         try:  # a task may print characters that the stream lacks
-            line = line.encode(encoding, "replace").decode(encoding)
-            print(line, file=stream, flush=True)
+            self._print(stream, line.encode(encoding, "replace").decode(encoding))
         except OSError as error:
             self._unwritable.add(id(stream))
             # Python flushes the stream once more when it ends, which would fail.
@@ -73,12 +76,77 @@ class Console:
             if not isinstance(error, BrokenPipeError):
                 other = self._out if stream is self._error else self._error
                 reason = f"trireme: WARNING: output cannot be written ({error.strerror}): it stops"
-                self._write(other, reason)
+                self._show(other, reason)
+
+    def _print(self, stream: TextIO, text: str) -> None:
+        print(text, file=stream, flush=True)
+
+
+class BackgroundConsole(Console):
+    """A console that writes in threads of its own: a terminal that takes nothing stops no job.
+
+    Use it as a context manager: at the end it waits until all is written, for some seconds.
+    """
+
+    def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str]) -> None:
+        super().__init__(out, error, environ)
+        one = self._writer()
+        # A terminal that is both shows lines in their order.
+        both = (_file(out) is not None and _file(out) == _file(error)) or out is error
+        self._writers = {id(out): one, id(error): one if both else self._writer()}
+
+    def _writer(self) -> LineWriter:
+        def note(lines: int) -> str:
+            return (
+                f"trireme: {lines} lines are not shown, as nothing was taken here for a while: "
+                "the logs have those of tasks"
+            )
+
+        return LineWriter(self._write, "console", note)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for writer in set(self._writers.values()):
+            writer.close()
+
+    def _show(self, stream: TextIO, line: str) -> None:
+        self._writers[id(stream)].put(stream, line)
+
+    def _print(self, stream: TextIO, text: str) -> None:
+        if _file(stream) is None:
+            super()._print(stream, text)
+            return
+        # Not by the stream, of which this thread might hold the lock when the process ends.
+        descriptor, data = stream.fileno(), f"{text}\n".encode(stream.encoding)
+        while data:
+            try:
+                data = data[os.write(descriptor, data[:_WRITE_BYTES]) :]
+            except BlockingIOError:
+                waiting = select.poll()
+                waiting.register(descriptor, select.POLLOUT)
+                waiting.poll()
+            self._writers[id(stream)].took()
+
+
+def _file(stream: TextIO) -> tuple[int, int] | None:
+    """Returns what identifies the file of a stream; None where it has none of its own."""
+    buffer = stream.buffer if isinstance(stream, io.TextIOWrapper) else None
+    if not isinstance(getattr(buffer, "raw", buffer), io.FileIO):
+        return None
+    status = os.fstat(stream.fileno())
+    return status.st_dev, status.st_ino
 
 
 def terminal_console() -> Console:
     """Returns a console of this process's standard output and error."""
     return Console(sys.stdout, sys.stderr, os.environ)
+
+
+def background_console() -> BackgroundConsole:
+    """Returns the same, for a launcher, which no terminal may stop."""
+    return BackgroundConsole(sys.stdout, sys.stderr, os.environ)
 
 
 class TaskOutputs:

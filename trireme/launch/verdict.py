@@ -84,12 +84,13 @@ def failure_report(
     if culprit is None:
         return [f"the job failed after {seconds:.1f} s"]
     name = culprit.name
+    last = outputs.last_lines(name)
     return [
         f"the job failed after {seconds:.1f} s. First {culprit}",
-        *_evidence(culprit, outputs.path(name), outputs.last_lines(name)),
+        *_evidence(culprit, outputs.path(name), last),
         *_other_tasks(verdict, names, name),
         *(f"  {loss}" for loss in losses(verdict.failures)),
-        f"  what to do: {_advice(culprit)}",
+        f"  what to do: {_advice(culprit, last)}",
     ]
 
 
@@ -129,6 +130,9 @@ def _other_tasks(verdict: Verdict, names: Sequence[str], culprit: str) -> list[s
 _AGAIN = "run the same command again: training goes on from the newest checkpoint, if there is one"
 _BY_ITSELF = "(--max-restarts N does so by itself)"
 
+_MISMATCH = "gloo::EnforceNotMet"
+"""What is in the last line of a process that gloo ends by an abort."""
+
 _ADVICE: Mapping[Kind, str] = {
     "usage": "correct the error in its message above: the same command would be refused again",
     "error": f"do what its message above says, then {_AGAIN}",
@@ -141,8 +145,14 @@ _ADVICE: Mapping[Kind, str] = {
 }
 
 
-def _advice(culprit: Failure) -> str:
+def _advice(culprit: Failure, last_lines: Sequence[str]) -> str:
     kind, summary = culprit.reason.kind, culprit.reason.summary
+    if kind == "signal" and any(_MISMATCH in line for line in last_lines):
+        return (
+            "the processes that hold the model together have not all done the same in a step, and "
+            "gloo ends the first that notices. Each must call the model and backward as often as "
+            f"the others, in an evaluation too: correct the program, then {_AGAIN}"
+        )
     if kind == "signal" and "SIGKILL" in summary:
         return (
             "if nobody killed it, memory ran out: use a smaller batch or fewer tasks, then "

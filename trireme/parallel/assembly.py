@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch import nn
 
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, UnsupportedOptimizerError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.mesh import Mesh
 from trireme.parallel.backends.collective import Collective
@@ -84,6 +84,7 @@ class Parallel(Together):
             for layer in extension_layers(model).values():
                 layer.check_job(model, settings)
             optimizer = build_optimizer(make_optimizer, model)
+            _refuse_sparse(optimizer)
             return self._split(
                 settings, process_group, model, optimizer, deferred, in_place=in_place
             )
@@ -188,6 +189,15 @@ class Parallel(Together):
 def _group(setup: TrainingSetup) -> TorchProcessGroup:
     assert isinstance(setup.process_group, TorchProcessGroup)
     return setup.process_group
+
+
+def _refuse_sparse(optimizer: torch.optim.Optimizer) -> None:
+    if any(isinstance(each, torch.optim.SparseAdam) for each in members(optimizer)):
+        raise UnsupportedOptimizerError(
+            "SparseAdam takes sparse gradients alone, and processes that train together exchange "
+            "whole ones: use Adam, and sparse=False; or, with parameter "
+            "servers, trireme.Embedding with Adam, of which only the rows of a batch are sent"
+        )
 
 
 def _check_same(task: TaskConfig, process_group: TorchProcessGroup, flat: FlatModel) -> None:

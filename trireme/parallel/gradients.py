@@ -17,6 +17,7 @@ from trireme.session.model.reducer import Reducer
 from trireme.tensors import to_local
 
 BUCKET_BYTES = 4 << 20
+_NONE = 1e-6
 
 
 class _WeightedMean(Reducer):
@@ -79,8 +80,10 @@ class EqualBatchMean(ShardedMean):
 
         def factor() -> float:
             if abs(total() - examples * self._process_group.size) > 1e-9 * abs(total()):
+                # A step that only takes part has a number of examples that is hardly above 0.
+                mine = f"of {examples:g} examples" if examples > _NONE else "without examples"
                 raise ConfigurationError(
-                    f"rank {self._process_group.rank} made a step of {examples:g} examples, and "
+                    f"rank {self._process_group.rank} made a step {mine}, and "
                     "others of other numbers: fsdp averages gradients while backward runs, "
                     "all with the same weight; give every process batches of one size "
                     "(drop_last=True), or use --strategy allreduce"

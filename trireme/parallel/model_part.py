@@ -138,8 +138,14 @@ class MeshPart(ModelPart):
         """Returns the pipeline that runs this process's stages."""
         from trireme.parallel.pipeline import Pipeline  # loads slowly
 
+        known = self._known.values()
         return Pipeline(
-            self.process_group, self.stages, self.total_stages, self._pipeline_config, loss
+            self.process_group,
+            self.stages,
+            self.total_stages,
+            self._pipeline_config,
+            loss,
+            lambda: tuple(parameter.requires_grad for parameter in known),
         )
 
     def zero_gradients(self) -> None:

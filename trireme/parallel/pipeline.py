@@ -52,7 +52,9 @@ class Pipeline(OperationLog):
         total: int,
         config: PipelineConfig,
         loss: Callable[[Any, Any], torch.Tensor],
+        trained: Callable[[], tuple[bool, ...]] = tuple,
     ) -> None:
+        """Runs stages; `trained` returns which parameters of the whole model require a gradient."""
         super().__init__()
         self._process_group = process_group
         self._stages = stages
@@ -60,7 +62,8 @@ class Pipeline(OperationLog):
         self._config = config
         self._loss = loss
         self._pieces = 1
-        self._schedules: dict[tuple[int, ...], Any] = {}
+        self._trained = trained
+        self._schedules: dict[tuple[tuple[int, ...], tuple[bool, ...]], Any] = {}
         self._factor = 1.0
         self._seen: list[tuple[Any, Any, float, int]] = []
         self._examples = 0
@@ -73,13 +76,15 @@ class Pipeline(OperationLog):
         self._seen.clear()
         self._examples = examples
         self._pieces = self._config.pieces(examples, self._process_group.mesh.pp)
-        # A schedule for each shape of batches: the stages infer their shapes from the first one.
+        # A schedule for each shape of batches, and for what is frozen: from the first batch the
+        # stages infer their shapes, and between which of them gradients are sent.
         shape = tuple(inputs.shape) if isinstance(inputs, torch.Tensor) else ()
-        if shape not in self._schedules:
-            self._schedules[shape] = self._make()
+        kind = shape, self._trained()
+        if kind not in self._schedules:
+            self._schedules[kind] = self._make()
         given = (inputs,) if self._stages[0][0] == 0 else ()
         wanted = targets if self._stages[-1][0] == self._total - 1 else None
-        self._schedules[shape].step(*given, target=wanted, return_outputs=False)
+        self._schedules[kind].step(*given, target=wanted, return_outputs=False)
         # Shape inference before the first step calls the loss once more.
         seen = self._seen[-self._pieces :]
         mean = sum(value * size for _, _, value, size in seen) / examples

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +49,18 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
             fully_shard(unit, mesh=mesh, ignored_params=numbers)
             unit.register_forward_hook(_restore_output)
     return module
+
+
+def refused_average(error: BaseException) -> ConfigurationError | None:
+    """Returns what to write in place of what torch's average of a whole model has refused."""
+    places = traceback.extract_tb(error.__traceback__)
+    if not any(Path(place.filename).name == "swa_utils.py" for place in places):
+        return None
+    return ConfigurationError(
+        "torch.optim.swa_utils averages whole parameters, and under fsdp, tensor or a mesh each "
+        "process has parts of them: leave AveragedModel out. Session(ema=0.99) averages the parts, "
+        f"evaluates the average and saves it ({' '.join(str(error).split())})"
+    )
 
 
 def _refuse_sparse(module: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,14 +19,21 @@ from trireme.tensors import to_local
 
 _WHOLE = 2  # the number of steps in which all values are compared, and not a sample
 _SAMPLE = 256  # the number of elements of each parameter that are compared in a step, at least
+_RARELY = 50  # a step lasts so many times as long as sums of its values, or none are made of them
+_SUM_SECONDS, _BYTE_SECONDS = 1e-5, 1e-10  # about what a sum takes, and each byte of it
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Sample:
-    """Some elements of each parameter that lies in a vector, others at each step."""
+    """Some elements of each parameter that lies in a vector, others at each step.
+
+    Attributes:
+        whole: the parameters of which it has all elements.
+    """
 
     def __init__(self, placed: Sequence[tuple[str, int, int]], device: torch.device) -> None:
         self._names = [name for name, _, _ in placed]
+        self.whole = {name for name, start, stop in placed if stop - start < 2 * _SAMPLE}
         steps = [max(1, (stop - start) // _SAMPLE) for _, start, stop in placed]
         each = [
             torch.arange(start, stop, step).clamp(max=max(start, stop - step))
@@ -58,15 +66,26 @@ class ValueWatch:
     Autograd counts the writes to a tensor, but for those through `.data`, and a write may put back
     what was there. So values are compared: a sample of them at each step, and in the first steps,
     and once the program has written, sums of all bits. Values that are `still`, as updates do not
-    change them, have sums from the beginning.
+    change them, have sums from the beginning. Where others need not judge alike there is one sum of
+    each vector until the program has written, if steps take much longer than that.
+
+    Args:
+        clock: returns the time in seconds; None where others must judge alike.
 
     Attributes:
         unknown: the parameters whose writes autograd has counted, and of which no sum says whether
             they have changed.
     """
 
-    def __init__(self, trained: Trained, *, still: bool = False) -> None:
+    def __init__(
+        self,
+        trained: Trained,
+        *,
+        still: bool = False,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
         self.unknown: list[str] = []
+        self._clock = clock
         self._trained = trained
         self._still = still
         self._steps = self._step = 0
@@ -75,6 +94,8 @@ class ValueWatch:
         self._names: list[str] = []
         self._versions: list[tuple[int, int]] = []
         self._sums: list[int] = []
+        self._totals: list[int] = []  # of the vectors, where there are no sums
+        self._remembered = 0.0  # when it was last thought of
         self._samples: list[_Sample] = []  # one for each vector
         self._uncertain: set[str] = set()  # unknown since before the package wrote itself
         self._found: set[str] = set()  # since then: other values may come over those written
@@ -94,10 +115,22 @@ class ValueWatch:
         if not (self._still and self._sums and versions == self._versions):
             known = self._whole or self._still
             self._sums = [_sum(each) for each in locals_] if known else []
+        again = step is None and bool(self._totals)  # at most a few times a step
+        self._totals = [] if self._sums else self._affordable_totals(vectors, again)
         self._versions = versions
         for sample, vector in zip(self._samples, vectors, strict=True):
             sample.take(vector, self._step)
         self._steps += 1
+
+    def _affordable_totals(self, vectors: Sequence[torch.Tensor], again: bool) -> list[int]:
+        """Returns the sum of each vector; none where that takes more than a part of a step."""
+        # A device would be waited for, with all that it has begun.
+        if self._clock is None or any(vector.device.type != "cpu" for vector in vectors):
+            return []
+        cost = sum(_SUM_SECONDS + _BYTE_SECONDS * vector.nbytes for vector in vectors)
+        before, self._remembered = self._remembered, self._clock()
+        affordable = again or self._remembered - before >= _RARELY * cost
+        return [_sum(vector) for vector in vectors] if affordable else []
 
     def written(self) -> list[str]:
         """Returns the names of the parameters that were written to; none before `remember`."""
@@ -116,6 +149,12 @@ class ValueWatch:
         for name, each, before in zip(self._names, locals_, self._sums, strict=False):
             if (name in counted or self._whole) and _sum(each) != before:
                 found.add(name)
+        if counted and self._totals:
+            if self._totals == [_sum(vector) for vector in self._vectors(locals_)]:
+                counted.clear()
+            else:
+                found |= counted
+        counted.difference_update(*(sample.whole for sample in self._samples))
         self._often |= bool(found)
         unknown = self._uncertain if self._sums else self._uncertain | counted
         self.unknown = sorted(unknown - found)
@@ -247,5 +286,5 @@ def watched_writes(setup: TrainingSetup) -> WatchedWrites:
         rounds_of_all = rule.synchronous and not rule.aggregate
         if rounds_of_all and setup.process_group is None and not setup.settings.prefetches:
             return WatchedWrites((), sent=setup.flat)
-        return WatchedWrites([ValueWatch(setup.trained), *copies])
+        return WatchedWrites([ValueWatch(setup.trained, clock=time.perf_counter), *copies])
     return WatchedWrites(copies)

@@ -10,7 +10,7 @@ from trireme.cli.tasks.coordinator import HostedCoordinator
 from trireme.cluster.messages import CLUSTER_MESSAGES
 from trireme.cluster.spec import OBSERVER
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.output import Console
+from trireme.launch.output import BackgroundConsole
 from trireme.wire.connection import Connection
 from trireme.wire.handshake import Identity, authenticate
 from trireme.wire.message import Catalog
@@ -37,7 +37,8 @@ def test_a_held_terminal_does_not_hold_the_coordinator() -> None:
     task = TaskConfig(
         job="job-1", role="coordinator", servers=1, secret="ab", listen="tcp://127.0.0.1:0"
     )
-    coordinator = HostedCoordinator(Console(terminal, terminal, {}), task, lambda: None)
+    console = BackgroundConsole(terminal, terminal, {})
+    coordinator = HostedCoordinator(console, task, lambda: None)
     try:
         stranger = connect(coordinator.address, timeout=PATIENCE)
         stranger.write([bytes(64)])
@@ -51,4 +52,5 @@ def test_a_held_terminal_does_not_hold_the_coordinator() -> None:
     finally:
         terminal.released.set()
         coordinator.close()
+        console.__exit__()
     assert "coordinator: closed the connection of" in terminal.getvalue()

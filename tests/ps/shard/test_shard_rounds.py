@@ -209,6 +209,19 @@ def test_an_update_that_server_0_counts_on_outlives_its_worker() -> None:
     assert bench.table[1] == WorkerProgress(1, 1, 1, 1, 0)
 
 
+def test_an_update_that_was_measured_is_applied_as_it_was_though_its_worker_is_out() -> None:
+    """What was measured is the gradient itself, in the memory of the worker."""
+    rule = Rule(aggregate=0, staleness=0, clip_norm=1000.0)
+    bench = Bench(rule, workers=(0,), server=1, servers=2)
+    ((_, held),) = sent(bench.push(0, 1, 2.0))
+    assert isinstance(held, Held) and held.measured == (A,)
+    (pending,) = bench.shard.execution.follower.held.values()
+    bench.view(1)
+    pending.gradients.vectors[0].fill_(50.0)  # the worker's memory is its own again
+    bench.hear(0, close(A))
+    assert bench.value == 98.0
+
+
 def test_an_update_that_was_kept_and_not_counted_on_is_forgotten() -> None:
     bench = Bench(SYNC, server=1, servers=2)
     bench.push(0, 1, 2.0)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import trireme
+from tests.harness import Cluster, run_job
 from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
 
@@ -276,6 +277,24 @@ def test_a_session_trains_what_it_adds(name: str, way: str) -> None:
     want = plain_session(way)
     for found in run_process_group(GROWING[name], session_values, way).values:
         assert found == pytest.approx(want, abs=1e-5)
+
+
+def test_what_is_added_is_no_change_of_settings_that_is_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def make(index: int) -> trireme.Session:
+        model = made()
+        optimizer = first_optimizer(model, "add_param_group")
+        return trireme.Session(model, lambda out, _: out.square().mean(), optimizer)
+
+    def program(joined: trireme.Session) -> None:
+        for step in range(4):
+            if step == 2:
+                by_method(joined.optimizer, joined.model[0])  # type: ignore[index]
+            joined.step((INPUTS, INPUTS))
+
+    assert not run_job(Cluster(workers=2), make, program).raised
+    assert "changes the optimizer's settings by itself" not in caplog.text
 
 
 def one_alone(way: str, rank: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import trireme
+from tests.process_groups import ProcessGroup, run_process_group
 from trireme.errors import ConfigurationError
 from trireme.ps.flat import FlatModel
 
@@ -85,3 +86,14 @@ def test_what_processes_cannot_exchange_is_refused_by_name_with_what_to_use() ->
     model(BATCHES[0]).sum().backward()
     with pytest.raises(ConfigurationError, match=r"'votes\.weight' is sparse.*use sparse=False"):
         flat.collect_gradients()
+
+
+def together() -> None:
+    model = Words()
+    trireme.distribute(model, OPTIMIZERS["SparseAdam"](model.parameters()))
+
+
+def test_an_optimizer_of_sparse_gradients_is_refused_by_processes_that_train_together() -> None:
+    raised = run_process_group(ProcessGroup(workers=2), together).raised
+    assert len(raised) == 2
+    assert all("SparseAdam takes sparse gradients alone" in said for said in raised.values())

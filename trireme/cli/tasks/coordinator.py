@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Membership
 from trireme.launch.output import Console
-from trireme.monitor.background_writer import BackgroundWriter
 from trireme.monitor.exporter import expose
 from trireme.printable import printable
 
@@ -119,8 +118,8 @@ class ServedCoordinator:
 class HostedCoordinator(ServedCoordinator):
     """A coordinator on a thread of its launcher's process.
 
-    It shows its lines on the console, and calls `on_change` on its thread when the membership has
-    changed.
+    It shows its lines on the console, which must not block, and calls `on_change` on its thread
+    when the membership has changed.
     """
 
     def __init__(self, console: Console, task: TaskConfig, on_change: Callable[[], object]) -> None:
@@ -129,19 +128,16 @@ class HostedCoordinator(ServedCoordinator):
         self._members = Membership()
         self._error: BaseException | None = None
         self._on_change = on_change
-        # A terminal that is held (Ctrl-S), or a pager, blocks whoever writes to it.
-        self._lines = BackgroundWriter(f"{task.name} lines")
         self._console = console
         self._thread = threading.Thread(target=self._run, name=task.name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         def say(text: str) -> None:
-            self._lines.put(partial(self._console.line, self._task.name, text, False))
+            self._console.line(self._task.name, text, False)
 
         def warn(text: str) -> None:
-            line = f"coordinator: {printable(text)}"
-            self._lines.put(partial(self._console.say, line, alarm=True))
+            self._console.say(f"coordinator: {printable(text)}", alarm=True)
 
         log, handler = logging.getLogger("trireme"), _TakeWarnings(warn)
         log.addHandler(handler)
@@ -172,7 +168,6 @@ class HostedCoordinator(ServedCoordinator):
     def close(self) -> None:
         self._service.stop()
         self._thread.join(_END_SECONDS)
-        self._lines.close(_END_SECONDS)
 
 
 def membership(state: State, done: bool) -> Membership:

@@ -11,6 +11,7 @@ from typing import Any
 from trireme.errors import ConfigurationError, UsageError, suggestion
 from trireme.job_config import COMMAND_LINE, JobConfig, Option
 from trireme.launch.engines import all_options
+from trireme.launch.hooks import check_hooks
 
 OTHER_VARIABLES = ("TRIREME_TASK", "TRIREME_SECRET", "TRIREME_LAUNCH")
 """The variables that are read from the environment and are no options."""
@@ -43,6 +44,7 @@ def read_config(
                 values[option.field] = option.read(text, source)
                 origins[option.field] = source
                 break
+    check_hooks({**command_line, **file_values, **origins})
     return JobConfig().with_values(values, origins)
 
 

@@ -43,6 +43,7 @@ from trireme.parallel.processes.lost_peers import (
     store_of_all,
     why_broken,
 )
+from trireme.parallel.sharding import refused_average
 from trireme.session.model.process_group import ProcessGroup
 from trireme.tensors import mean_of
 
@@ -262,7 +263,8 @@ class TorchProcessGroup(ProcessGroup):
         REASONS[:] = [reason]
 
     def why_broken(self, error: BaseException) -> TriremeError | None:
-        return why_broken(error)
+        sharded = refused_average(error) if self.mesh.sharded else None
+        return sharded or why_broken(error)
 
     def interrupt(self) -> None:
         """Has each collective that waits for other processes fail, here and there, for good.

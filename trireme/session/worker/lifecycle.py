@@ -16,11 +16,13 @@ from trireme.errors import (
     ConnectTimeout,
     Fenced,
     JobFailed,
+    ModelMismatchError,
     NetworkLost,
     TriremeError,
     WireError,
     WireTimeout,
 )
+from trireme.launch.config.task_config import BY_HAND
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
 from trireme.ps.client.lanes import RETRY_SECONDS, ClientOptions
 from trireme.session.backends.base import Backend
@@ -38,6 +40,8 @@ _log = logging.getLogger(__name__)
 _REJOIN_SECONDS = 30.0  # for the coordinator to be heard of after the last update
 _UNANSWERED_SECONDS = 5.0  # after a signal, until a worker stops the job without the coordinator
 _UNREACHED_SECONDS = 20.0  # beyond the heartbeat timeout, before a worker is absent
+_TRAINED = ("training", "saving")
+"""The states of a worker whose model the servers have taken."""
 _WAIT_SHOWN = 1.0  # seconds: shorter waits are not shown
 _WAIT_SHOWN_AGAIN = 5.0  # seconds
 
@@ -372,12 +376,14 @@ class Lifecycle:
         """Tells the job that this worker failed, and why.
 
         Where the launcher will start it again, or it was cut off for too long, the job continues
-        without it.
+        without it; so does one that was started by hand, where the servers refuse its model.
         """
         reason = f"{type(error).__name__}: {error}".strip()
         comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart
         cut_off = self._lost or isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
+        mismatch = isinstance(error, ModelMismatchError) and self.state not in _TRAINED
+        refused = mismatch and self.task.job == BY_HAND
         try:
-            self.leave("failed", reason, reported=not (comes_back or cut_off))
+            self.leave("failed", reason, reported=not (comes_back or cut_off or refused))
         except TriremeError as another:
             _log.warning("while failing: %s", another)
