@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.ps.flat import FlatModel
+from trireme.ps.flat import FlatModel, as_bytes
 from trireme.ps.snapshot import ModelState
 from trireme.session.model.own_writes import OwnWrites
 from trireme.session.model.trained import Trained
@@ -18,6 +18,8 @@ from trireme.tensors import to_local
 
 _WHOLE = 2  # the number of steps in which all values are compared, and not a sample
 _SAMPLE = 256  # the number of elements of each parameter that are compared in a step, at least
+_PIECE = 1 << 24  # the number of elements on a device of which a checksum is taken at a time
+_SPREAD = 0x1E3779B97F4A7C15  # odd, and with bits in no order
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -57,8 +59,8 @@ class ValueWatch:
 
     Autograd counts the writes to a tensor, but for those through `.data`, and a write may put back
     what was there. So values are compared: a sample of them at each step, and in the first steps,
-    and once the program has written, sums of all bits. Values that are `still`, as updates do not
-    change them, have sums from the beginning.
+    and once the program has written, checksums of all bits. Values that are `still`, as updates do
+    not change them, have checksums from the beginning.
 
     Attributes:
         unknown: the parameters whose writes autograd has counted, and of which no sum says whether
@@ -166,7 +168,16 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _sum(tensor: torch.Tensor) -> int:
-    return int(_bits(tensor).sum())
+    """Returns a checksum of the elements, which depends on their places too."""
+    bits = _bits(tensor).contiguous().reshape(-1)
+    if bits.device.type == "cpu":
+        return zlib.crc32(as_bytes(bits))
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for start in range(0, len(bits), _PIECE):  # each element times an odd number of its place
+        piece = bits[start : start + _PIECE].long()
+        places = torch.arange(start, start + len(piece), device=bits.device).mul_(_SPREAD)
+        total += places.bitwise_xor_(places >> 29).mul_(_SPREAD).bitwise_or_(1).mul_(piece).sum()
+    return int(total)
 
 
 class WatchedWrites(OwnWrites):
