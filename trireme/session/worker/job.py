@@ -23,7 +23,7 @@ class Job:
     def __init__(
         self, setup: TrainingSetup, *, own_loop: bool = False, records: bool = True
     ) -> None:
-        self.worker = worker = Worker(setup)
+        self.worker = worker = Worker(setup, own_loop=own_loop)
         # Called before and after this worker waits for the end of training.
         self.before_end: Callable[[], None] = lambda: None
         self.after_end: Callable[[], None] = lambda: None

@@ -30,6 +30,7 @@ from trireme.session.worker.hyperparameters import Hyperparameters
 from trireme.session.worker.lifecycle import Lifecycle
 from trireme.session.worker.observer import observers_of
 from trireme.session.worker.optimizer_parameters import OptimizerParameters
+from trireme.session.worker.served_optimizer import ServedOptimizer
 from trireme.session.worker.stopping import LastIteration, rolled_back
 from trireme.tensors import digest, fill_local
 
@@ -52,7 +53,7 @@ class Worker:
     buffers: Buffers
     checkpoints: WorkerCheckpoints
 
-    def __init__(self, setup: TrainingSetup) -> None:
+    def __init__(self, setup: TrainingSetup, *, own_loop: bool = False) -> None:
         settings = setup.settings
         self.setup = setup
         self.task = settings.task
@@ -72,6 +73,10 @@ class Worker:
         self.hyper = Hyperparameters(setup, self.progress)
         self.observers = observers_of(self)
         self._parameters = OptimizerParameters(setup)
+        # the optimizer whose steps servers make; None where this process makes them
+        self.served: ServedOptimizer | None = None
+        if settings.task.servers and setup.outer is None:
+            self.served = ServedOptimizer(setup.optimizer, calls_hooks=own_loop)
         self._pid = os.getpid()
         self._prefetches = settings.prefetches and setup.process_group is None
         self.first_step = 0  # the global step at which this process began
@@ -86,6 +91,8 @@ class Worker:
     def start(self) -> None:
         lifecycle, storage = self.lifecycle, self.storage
         self.backend = lifecycle.join()
+        if self.served is not None:
+            self.served.check()
         storage.epoch = lifecycle.epoch
         self.checkpoints = WorkerCheckpoints(lifecycle, storage)
         self.buffers = self.checkpoints.buffers
@@ -253,6 +260,8 @@ class Worker:
         push was to stop, the gradients are not pushed.
         """
         self._parameters.check_frozen()  # parts of a model follow the program within a step
+        if self.served is not None:
+            self.served.check()
         self._check_writes()
         for observer in self.observers.values():
             observer.before_update()
