@@ -77,6 +77,7 @@ class Worker:
         self.served: ServedOptimizer | None = None
         if settings.task.servers and setup.outer is None:
             self.served = ServedOptimizer(setup.optimizer, calls_hooks=own_loop)
+        self._warned_of_others = False
         self._pid = os.getpid()
         self._prefetches = settings.prefetches and setup.process_group is None
         self.first_step = 0  # the global step at which this process began
@@ -262,6 +263,7 @@ class Worker:
         self._parameters.check_frozen()  # parts of a model follow the program within a step
         if self.served is not None:
             self.served.check()
+        self._warn_of_others()
         self._check_writes()
         for observer in self.observers.values():
             observer.before_update()
@@ -299,6 +301,18 @@ class Worker:
             if not self.push_under_way:
                 self.retire()  # the job needs nothing more from this worker
         self.remember()
+
+    def _warn_of_others(self) -> None:
+        name = None if self._warned_of_others else self._parameters.trained_here()
+        if name is None:
+            return
+        self._warned_of_others = True
+        self.warn_as_chief(
+            f"the program trains parameter {name!r} by an optimizer that the job was not given: "
+            "each worker changes a copy of its own, by its own batches alone. Give the job all "
+            "optimizers: Session(model, loss, [first, second]), or distribute(model, [first, "
+            "second]) in a loop of your own"
+        )
 
     def _check_writes(self) -> None:
         if warning := self.setup.own_writes.check():
