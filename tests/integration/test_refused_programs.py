@@ -79,10 +79,14 @@ def ran(shell: Shell, tmp_path: Path, program: str, *words: object) -> tuple[int
     return ended.status, ended.text
 
 
-@pytest.mark.parametrize("program", [FOLDS, LOOPS], ids=["session", "distribute"])
+@pytest.mark.thorough(but=("ps",))
 @pytest.mark.parametrize(
-    "words",
-    [("--ps", 1, "--workers", 2), ("--workers", 2), ("--workers", 1, "--run-dir", "run")],
+    ("program", "words"),
+    [
+        (FOLDS, ("--ps", 1, "--workers", 2)),
+        (LOOPS, ("--workers", 2)),
+        (FOLDS, ("--workers", 1, "--run-dir", "run")),
+    ],
     ids=["ps", "allreduce", "a run directory"],
 )
 def test_a_second_part_in_a_job_is_refused(
@@ -95,11 +99,13 @@ def test_a_second_part_in_a_job_is_refused(
     assert "trireme.run(function, ...)" in text
 
 
+@pytest.mark.thorough
 def test_one_process_may_take_part_in_one_job_after_the_other(shell: Shell, tmp_path: Path) -> None:
     status, text = ran(shell, tmp_path, FOLDS, "--workers", 1)
     assert status == 0 and "fold 1 is over" in text
 
 
+@pytest.mark.thorough
 def test_a_fake_batch_that_others_steps_have_made_old_is_told_with_what_to_do(
     shell: Shell, tmp_path: Path
 ) -> None:
@@ -109,6 +115,7 @@ def test_a_fake_batch_that_others_steps_have_made_old_is_told_with_what_to_do(
     assert "fake = generator(noise)" in text
 
 
+@pytest.mark.thorough
 def test_a_step_after_a_rejected_one_says_that_there_is_none(shell: Shell, tmp_path: Path) -> None:
     status, text = ran(shell, tmp_path, CAUGHT, "--ps", 1, "--workers", 1)
     assert status != 0 and "caught" in text

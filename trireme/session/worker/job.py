@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from trireme.errors import JobFailed, UsageError
-from trireme.launch.environment import check_not_left, leave_task
+from trireme.launch.environment import leave_task
 from trireme.launch.exit_reason import INTERRUPTED
 from trireme.location import RemotePath
 from trireme.ps.results import PushResult, after_the_end
@@ -24,7 +24,6 @@ class Job:
     def __init__(
         self, setup: TrainingSetup, *, own_loop: bool = False, records: bool = True
     ) -> None:
-        check_not_left(setup.settings.task)
         self.worker = worker = Worker(setup, own_loop=own_loop)
         # Called before and after this worker waits for the end of training.
         self.before_end: Callable[[], None] = lambda: None
