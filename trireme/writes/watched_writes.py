@@ -213,8 +213,9 @@ class WatchedWrites(OwnWrites):
                     "the change would be lost: the values come from parameter servers, or from "
                     "the parts of the model that processes train. Call "
                     "session.write_values({name: tensor}) instead (optimizer.write_values in a "
-                    "loop of your own), on one worker under async. To put back what was there, to "
-                    "the bit, is no change: by copy_ of a clone, as sub_ of what was added rounds"
+                    "loop of your own), on one worker under async. An optimizer that the job was "
+                    "not given writes too: give the job all of them. To put back what was there "
+                    "to the bit is no change: by copy_ of a clone, as sub_ of what was added rounds"
                 )
             unknown += watch.unknown
         if not unknown:
