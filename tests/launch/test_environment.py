@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
 from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import JobConfig
+from trireme.launch import environment
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.environment import detect
 
@@ -48,3 +51,34 @@ def test_does_not_show_the_secret() -> None:
     text = repr(TaskConfig(job="j", secret="abcdef"))
     assert "abcdef" not in text
     assert "job='j'" in text
+
+
+@pytest.mark.parametrize(
+    ("task", "refused"),
+    [
+        (TaskConfig(job="j-left-1", workers=2), True),
+        (TaskConfig(job="j-left-2", servers=1, coordinator="tcp://127.0.0.1:9"), True),
+        (TaskConfig(job="j-left-3"), False),
+    ],
+    ids=["workers", "servers", "alone"],
+)
+def test_a_process_takes_part_in_a_job_of_several_tasks_once(
+    task: TaskConfig, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TASK_VARIABLE, encode_task(task))
+    monkeypatch.setattr(environment, "_LAUNCHED", {})
+    mine = environment.current_task()
+    environment.check_not_left(mine)
+    environment.leave_task(mine)
+    said = r"worker:0 has left its job, .*trireme\.run\(function"
+    with pytest.raises(ConfigurationError, match=said) if refused else nullcontext():
+        environment.check_not_left(environment.current_task())
+
+
+def test_a_program_without_a_launcher_takes_part_in_jobs_as_often_as_it_likes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(TASK_VARIABLE, raising=False)
+    own = TaskConfig(job="by-hand", servers=1)  # as connect(servers=...) makes it
+    environment.leave_task(own)
+    environment.check_not_left(own)

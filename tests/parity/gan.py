@@ -87,6 +87,45 @@ def _round(networks: Any, optimizers: Any, noise: torch.Tensor, real: torch.Tens
     assert len(left) == 4 and all(p.grad is not None for p in discriminator.parameters())
 
 
+def _tutorial_round(
+    networks: Any, optimizers: Any, noise: torch.Tensor, real: torch.Tensor
+) -> None:
+    """As PyTorch's tutorial on DCGAN has it: both steps are from one fake batch."""
+    generator, discriminator = networks["generator"], networks["discriminator"]
+    optimizers["discriminator"].zero_grad()
+    outputs = discriminator(real)
+    cross_entropy(outputs, torch.ones_like(outputs)).backward()
+    fake = generator(noise)
+    outputs = discriminator(fake.detach())
+    cross_entropy(outputs, torch.zeros_like(outputs)).backward()
+    optimizers["discriminator"].step()
+    optimizers["generator"].zero_grad()
+    outputs = discriminator(fake)
+    cross_entropy(outputs, torch.ones_like(outputs)).backward()
+    optimizers["generator"].step()
+
+
+def train_tutorial_plain() -> Values:
+    """The tutorial's loop in plain torch."""
+    networks = networks_of()
+    optimizers = optimizers_of(networks)
+    for noise, real in batches():
+        _tutorial_round(networks, optimizers, noise, real)
+    return values_of(nn.ModuleDict(networks))
+
+
+def train_tutorial(rounds: int = ROUNDS) -> dict[str, Any]:
+    """The same by `distribute`."""
+    networks = networks_of()
+    optimizers = trireme.distribute(networks, optimizers_of(networks))
+    first = optimizers["generator"]
+    for noise, real in batches()[:rounds]:
+        own = slice(first.replica, None, first.replicas)
+        _tutorial_round(networks, optimizers, noise[own], real[own])
+    first.close()
+    return {name: value.numpy() for name, value in values_of(nn.ModuleDict(networks)).items()}
+
+
 def train_loop(rounds: int = ROUNDS) -> dict[str, Any]:
     """The same loop by `distribute`, from where it was saved, to the end of so many rounds."""
     networks = networks_of()

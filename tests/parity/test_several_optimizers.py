@@ -18,6 +18,8 @@ from tests.parity.gan import (
     train_loop,
     train_plain,
     train_session,
+    train_tutorial,
+    train_tutorial_plain,
 )
 from tests.parity.plain import Values, difference
 from tests.process_groups import ProcessGroup, run_process_group
@@ -55,6 +57,12 @@ def check(
 @pytest.mark.parametrize("way", WAYS)
 def test_a_gan_equals_plain_torch(way: str, program: Any, plain: Values) -> None:
     check(WAYS[way], program, plain)
+
+
+@pytest.mark.parametrize("way", ["python", "ps async", "ps sync", "ps sync over dp=2"])
+def test_both_steps_may_be_from_one_fake_batch(way: str) -> None:
+    over = ProcessGroup(1, servers=1, strategy="sync", mesh="dp=2", inside=2)
+    check(WAYS.get(way, over), train_tutorial, train_tutorial_plain())
 
 
 @pytest.mark.parametrize("way", ["python", "ps sync"])

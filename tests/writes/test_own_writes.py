@@ -290,6 +290,20 @@ def test_a_call_with_another_shape_or_name_is_refused() -> None:
     assert not run_job(Cluster(), make, program).raised
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_values_that_only_change_places_are_no_longer_as_they_were(dtype: torch.dtype) -> None:
+    model = nn.Linear(5000, 3, dtype=dtype)
+    watch = ValueWatch(FlatModel([list(model.named_parameters())], servers=1))
+    sums = set[int]()
+    for shift in range(6):
+        watch.remember(0)
+        sums.add(watch.values_of(["weight"]))
+        rows, last = model.weight.data, slice(shift, None, 5)  # few are among the sample
+        rows[:, last] = rows[:, last].flip(1).clone()
+        assert watch.written() == ["weight"]
+    assert len(sums) == 6
+
+
 def test_a_late_change_of_few_elements_is_found_by_its_version_or_by_a_sample() -> None:
     model = nn.Linear(100, 100)
     flat = FlatModel([list(model.named_parameters())], servers=1)

@@ -68,6 +68,7 @@ def current_task() -> TaskConfig:
     In a process that another launcher names as a parameter server this function does not return:
     the process becomes that server.
     """
+    found = None
     if TASK_VARIABLE in os.environ:
         task = detect()
     else:
@@ -83,6 +84,8 @@ def current_task() -> TaskConfig:
         if task.role != "worker":
             # TensorFlow's programs wait in `server.join()` here. A server runs none of this.
             ENVIRONMENTS.load(LAUNCHERS).serve(sys.argv[1:])
+    if TASK_VARIABLE in os.environ or found is not None:
+        _LAUNCHED.setdefault(_key(task), False)
     if task.group.size > 1 and (task.group.one_host or is_loopback(task.group.address)):
         _stay_on_loopback(os.environ)
     return task
@@ -178,6 +181,39 @@ def _print_error(
     text = printable(" ".join(str(error).split()))
     print(f"{prefix}error: {text}", file=sys.__stderr__, flush=True)
     raise SystemExit(2 if isinstance(error, UsageError) else 1)
+
+
+_LAUNCHED: dict[tuple[object, ...], bool] = {}
+"""The parts in jobs that a launcher has started this process for, and whether it has left each."""
+
+
+def _key(task: TaskConfig) -> tuple[object, ...]:
+    return task.job, task.name, task.coordinator, task.group.address
+
+
+def leave_task(task: TaskConfig) -> None:
+    """Notes that this process has left the job of a task."""
+    if _key(task) in _LAUNCHED:
+        _LAUNCHED[_key(task)] = True
+
+
+def check_not_left(task: TaskConfig) -> None:
+    """Checks that this process has not left the job of a task that it was started for.
+
+    Raises:
+        ConfigurationError: it has; other tasks, or the checkpoints of the job, are of the first
+            part that it had in the job.
+    """
+    shared = task.workers > 1 or task.servers or task.group.size > 1
+    saved = "launcher" in task.descriptors and task.config.output.run_dir
+    if _LAUNCHED.get(_key(task)) and (shared or saved):
+        raise ConfigurationError(
+            f"{task.name} has left its job, and a program that was launched as a task trains one "
+            "model: one session, distribute or connect. To train several, as in cross-validation, "
+            "start a job for each: by trireme.run(function, ...) in a program that plain python "
+            "runs, or by a `trireme run` for each, with a run directory of its own. Under plain "
+            "python alone a program may open one session after the other"
+        )
 
 
 def check_no_task(what: str) -> None:

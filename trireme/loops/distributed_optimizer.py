@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from trireme.loops.loop_job import LoopJob
 from trireme.ps.optimizers import name_of
 from trireme.session.job_methods import JobMethods
 from trireme.session.worker.job import Job
+from trireme.session.worker.served_optimizer import hooks_of
 
 
 class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
@@ -32,10 +33,12 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
             name: value for name, value in vars(optimizer).items() if not hasattr(type(self), name)
         }
         self.__dict__.update(own)
-        # Called here, for the given optimizer makes steps in some strategies only.
+        # Called here, for the given optimizer makes steps in some strategies only. Those that it is
+        # given later its own steps call, or `_call_hooks` does.
         for hooks in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             setattr(optimizer, hooks, type(own[hooks])())
         self._given = optimizer
+        self._state = self.state
         self._loop = loop
         self._index = index
         if (
@@ -117,7 +120,10 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
             JobFailed: the job has ended elsewhere; the message says where and why.
         """
         updates = self._loop.may_update()
-        self._call(self._optimizer_step_pre_hooks.values(), closure)
+        if self.state is not self._state:  # the program has put another in its place
+            self._given.state = self.state
+        self._state = self.state = self._given.state
+        self._call_hooks("pre", closure)
         loss = None
         passed = closure if updates and self._calls_closures(closure) else None
         if closure is not None and passed is None:
@@ -131,7 +137,7 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         if passed is not None:
             loss = self.worker.backend.returned
         self._given._opt_called = True  # type: ignore[attr-defined]  # schedulers check it
-        self._call(self._optimizer_step_post_hooks.values(), closure)
+        self._call_hooks("post", closure)
         return loss
 
     def epochs(
@@ -236,9 +242,15 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
             )
         return True
 
-    def _call(self, hooks: Iterable[Callable[..., Any]], closure: Callable[[], Any] | None) -> None:
-        for hook in hooks:
-            if hook(self, (closure,), {}) is not None:
+    def _call_hooks(self, when: Literal["pre", "post"], closure: Callable[[], Any] | None) -> None:
+        """Calls the hooks of the step, and those of the given optimizer where it makes none."""
+        named = f"_optimizer_step_{when}_hooks"
+        hooks: list[tuple[torch.optim.Optimizer, Callable[..., Any]]] = []
+        hooks += [(self, hook) for hook in vars(self)[named].values()]
+        if self.worker.served is not None:
+            hooks += [(self._given, hook) for hook in hooks_of(self._given, when)]
+        for optimizer, hook in hooks:
+            if hook(optimizer, (closure,), {}) is not None:
                 raise ConfigurationError(
                     f"{hook!r}, a hook of the optimizer's step, has returned other arguments for "
                     "step: a distributed optimizer takes none from hooks"
@@ -287,7 +299,10 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         given.load_state_dict(dict(state_dict))
         for group, loaded in zip(groups, given.param_groups, strict=True):
             group.update(loaded)  # the job and schedulers have these very objects
-        given.param_groups, self.state = groups, given.state
+        given.param_groups = groups
+        if (served := self.worker.served) is not None:
+            served.remember()
+        self.state = given.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, which the next step takes over; with servers this call does.
@@ -309,6 +324,9 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
 
     def close(self) -> None:
         """Saves, and leaves the job, with all its optimizers. May be called again.
+
+        After it the model has the values of the job's last step. Before, under asynchronous
+        strategies, it has those that the last `step` has brought.
 
         Raises:
             SystemExit: with status 130, where the job was interrupted and saved, or 143, where this

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -116,7 +116,8 @@ class LoopJob:
                 self._reduce(examples)
             self._clip()
             self._began = False
-            pushed = worker.update(examples, self.data.spans())
+            with self._leaving_others(optimizer):
+                pushed = worker.update(examples, self.data.spans())
             self.data.updated()
             self.drop_extra_gradients()
         self._batches.compare(worker)
@@ -260,6 +261,16 @@ class LoopJob:
             if self._watch is not None:
                 self._watch.moved(others)
 
+    def _leaving_others(self, optimizer: int) -> AbstractContextManager[None]:
+        """Lets graphs over the values of the other optimizers live on, unless these change.
+
+        A GAN's loop may go back through one fake batch for both of its steps.
+        """
+        others = [p for i, each in enumerate(self.parameters) if i != optimizer for p in each]
+        if not others or not self._worker.task.servers or self._setup.part is not None:
+            return nullcontext()
+        return self._setup.flat.left_alone(others)
+
     def _end_together(self) -> None:
         """Takes part, after this loop has ended, until those of the worker's other processes have.
 
@@ -289,6 +300,17 @@ class LoopJob:
 
     def _explain(self, error: BaseException) -> TriremeError | None:
         self._worker.note(error)
+        task, rule = self._worker.task, self._setup.settings.rule
+        mixed = task.servers and task.workers > 1
+        mixed = mixed and not (rule.synchronous and self._setup.outer is None)
+        if mixed and len(self.parameters) > 1 and _OLD_GRAPH in str(error):
+            return ConfigurationError(
+                "backward went through a graph that is older than a step in between, which has "
+                "brought other values than it was computed from. Those of the other optimizers "
+                "come with each step too, as other workers change them meanwhile: compute their "
+                "outputs again after the step (fake = generator(noise)), make both backward passes "
+                "before the first step, or train with --strategy sync"
+            )
         group = self._setup.process_group
         return None if group is None else group.why_broken(error)
 
@@ -308,6 +330,9 @@ class LoopJob:
         self._end.forget()
         atexit.unregister(self._at_exit)
 
+
+_OLD_GRAPH = "modified by an inplace operation"
+"""What autograd says of a graph over values that were written to since."""
 
 _JOINED: list[LoopJob] = []
 """The job that this process takes part in; a process is in one job at a time."""

@@ -6,7 +6,8 @@ sends, and a pull receives, without packing. On the server each part of a vector
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -135,6 +136,7 @@ class FlatModel:
         # the device of all parameters
         self.device = _one_device({name: each for group in groups for name, each in group})
         self._staged = staged or self.device.type != "cpu"
+        self._left_alone: dict[nn.Parameter, torch.Tensor] = {}
         # whether sparse gradients stay as they are, for an optimizer of this process. The flat
         # gradients have them too.
         self.keeps_sparse = False
@@ -328,9 +330,25 @@ class FlatModel:
         """Counts the receipt of values as a write to each parameter, as autograd counts writes.
 
         Values arrive through views of memory, which autograd does not see. A graph that was built
-        on the values before is then refused by backward, as after a step of any optimizer.
+        on the values before is then refused by backward, as after a step of any optimizer. Those
+        of `left_alone` count only where another value has come.
         """
-        torch.autograd.graph.increment_version([parameter for parameter, _ in self._bound])
+        written = [
+            parameter
+            for parameter, _ in self._bound
+            if (before := self._left_alone.get(parameter)) is None
+            or not torch.equal(parameter.detach(), before)
+        ]
+        torch.autograd.graph.increment_version(written)
+
+    @contextmanager
+    def left_alone(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
+        """Keeps, for the block, the values of parameters that its update is not of."""
+        self._left_alone = {each: each.detach().clone() for each in parameters}
+        try:
+            yield
+        finally:
+            self._left_alone = {}
 
     @torch.no_grad()
     def take_back_values(self) -> None:

@@ -17,7 +17,14 @@ import msgspec
 
 from trireme.location import StoreError
 from trireme.remote.object_store import ObjectStore
-from trireme.session.checkpoint.run_lock import WRITER_DECODER, WRITERS, RunLock, Writer
+from trireme.session.checkpoint.run_lock import (
+    WRITER_DECODER,
+    WRITERS,
+    RunLock,
+    Writer,
+    entry_name,
+    number_of,
+)
 from trireme.wire.clock import Clock, MonotonicClock
 
 BEAT_SECONDS = 10.0
@@ -135,13 +142,13 @@ class _Life:
 def newest_number(keys: Iterable[str]) -> int:
     """Returns the number of the newest entry among the objects of `writers/`; 0 for none."""
     names = (key.split("/")[1] for key in keys if key.endswith("/writer.json"))
-    return max((int(name) for name in names if name.isdecimal()), default=0)
+    return max(map(number_of, names), default=0)
 
 
 def entry_key(number: int) -> str:
     """Returns the key of an entry."""
-    return f"{WRITERS}/{number:06d}/writer.json"
+    return f"{WRITERS}/{entry_name(number)}/writer.json"
 
 
 def _life_key(number: int) -> str:
-    return f"{WRITERS}/{number:06d}/alive"
+    return f"{WRITERS}/{entry_name(number)}/alive"

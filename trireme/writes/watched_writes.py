@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.ps.flat import FlatModel
+from trireme.ps.flat import FlatModel, as_bytes
 from trireme.ps.snapshot import ModelState
 from trireme.session.model.own_writes import OwnWrites
 from trireme.session.model.trained import Trained
@@ -21,6 +21,8 @@ _WHOLE = 2  # the number of steps in which all values are compared, and not a sa
 _SAMPLE = 256  # the number of elements of each parameter that are compared in a step, at least
 _RARELY = 50  # a step lasts so many times as long as sums of its values, or none are made of them
 _SUM_SECONDS, _BYTE_SECONDS = 1e-5, 1e-10  # about what a sum takes, and each byte of it
+_PIECE = 1 << 24  # the number of elements on a device of which a checksum is taken at a time
+_SPREAD = 0x1E3779B97F4A7C15  # odd, and with bits in no order
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -65,8 +67,8 @@ class ValueWatch:
 
     Autograd counts the writes to a tensor, but for those through `.data`, and a write may put back
     what was there. So values are compared: a sample of them at each step, and in the first steps,
-    and once the program has written, sums of all bits. Values that are `still`, as updates do not
-    change them, have sums from the beginning. Where others need not judge alike there is one sum of
+    and once the program has written, checksums of all bits. Values that are `still`, as updates do not
+    change them, have checksums from the beginning. Where others need not judge alike there is one checksum of
     each vector until the program has written, if steps take much longer than that.
 
     Args:
@@ -205,7 +207,16 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _sum(tensor: torch.Tensor) -> int:
-    return int(_bits(tensor).sum())
+    """Returns a checksum of the elements, which depends on their places too."""
+    bits = _bits(tensor).contiguous().reshape(-1)
+    if bits.device.type == "cpu":
+        return zlib.crc32(as_bytes(bits))
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
+    for start in range(0, len(bits), _PIECE):  # each element times an odd number of its place
+        piece = bits[start : start + _PIECE].long()
+        places = torch.arange(start, start + len(piece), device=bits.device).mul_(_SPREAD)
+        total += places.bitwise_xor_(places >> 29).mul_(_SPREAD).bitwise_or_(1).mul_(piece).sum()
+    return int(total)
 
 
 class WatchedWrites(OwnWrites):
@@ -241,8 +252,9 @@ class WatchedWrites(OwnWrites):
                     "the change would be lost: the values come from parameter servers, or from "
                     "the parts of the model that processes train. Call "
                     "session.write_values({name: tensor}) instead (optimizer.write_values in a "
-                    "loop of your own), on one worker under async. To put back what was there, to "
-                    "the bit, is no change: by copy_ of a clone, as sub_ of what was added rounds"
+                    "loop of your own), on one worker under async. An optimizer that the job was "
+                    "not given writes too: give the job all of them. To put back what was there "
+                    "to the bit is no change: by copy_ of a clone, as sub_ of what was added rounds"
                 )
             unknown += watch.unknown
         if not unknown:

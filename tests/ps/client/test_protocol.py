@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.ps.bench import PARAMETER, SGD, SYNC
+from trireme.errors import Rejected
 from trireme.ps.client.lanes import Answer, Divided
 from trireme.ps.client.operations import AWAIT, DIVIDE, PUBLISH, PUSH, Ask, Operation, Pause
 from trireme.ps.client.protocol import ClientProtocol
@@ -263,3 +264,20 @@ def test_a_worker_that_comes_back_sends_nothing_of_the_push_that_had_the_same_nu
         protocol.push(push)
         assert bytes_in(protocol.message(push, 0).extra)[0][:1] == data[:1]
         protocol.renew()
+
+
+@pytest.mark.parametrize("other", [ClientProtocol.status, ClientProtocol.wait])
+def test_after_a_push_that_was_rejected_there_is_no_other_and_the_error_is_said_again(
+    other: Any,
+) -> None:
+    protocol = pushed(1)
+    operation = other(protocol)
+    assert next(operation) == AWAIT
+    with pytest.raises(Rejected, match=r"^too far$"):
+        operation.throw(Rejected("too far"))
+    for again in (lambda: protocol.push(protocol.next_push(1.0)), lambda: next(protocol.wait())):
+        with pytest.raises(Rejected, match=r"worker:0 makes no more steps, .*: too far\. Let"):
+            again()
+    assert asked(protocol.status()) == {0: Status()}  # other requests go on
+    protocol.renew()
+    protocol.push(protocol.next_push(1.0))

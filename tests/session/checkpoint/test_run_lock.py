@@ -183,3 +183,23 @@ def test_a_claim_is_above_the_writers_of_checkpoints_that_were_put_there(tmp_pat
     lock.release()
     assert path.name == "step-000000003-writer-8"
     assert list_checkpoints(tmp_path)[-1] == path
+
+
+@pytest.mark.parametrize(
+    "name", ["20261128193000", "7", "0000000007", "\u0660" * 5 + "\u0667", "latest"]
+)
+def test_what_has_no_name_of_an_entry_counts_for_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / WRITERS / name).mkdir(parents=True)
+    place = LocalPlace(tmp_path)
+    lock = place.claim(writer())
+    assert lock.number == 1 and lock.held
+    path = save(place, sample(3), writer=lock.number)
+    assert list_checkpoints(tmp_path) == [path]
+    lock.release()
+
+
+def test_after_the_last_number_a_claim_is_refused_and_says_why(tmp_path: Path) -> None:
+    path = save(tmp_path, sample(9), writer=7)
+    path.rename(path.with_name("step-000000009-writer-999999999"))
+    with pytest.raises(ConfigurationError, match=r"number 999999999, after .*\(-writer-NUMBER\)"):
+        LocalPlace(tmp_path).claim(writer())

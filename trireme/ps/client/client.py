@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 import numpy as np
 import torch
 
-from trireme.errors import Fenced, FrameError
+from trireme.errors import FrameError, TriremeError
 from trireme.ps.client.lanes import Answer, ClientOptions, Divided, Request
 from trireme.ps.client.operations import DIVIDE, PUBLISH, PUSH, Ask, Operation, Parts, Pause
 from trireme.ps.client.protocol import ClientProtocol
@@ -290,7 +290,7 @@ class Client:
         servers, lanes = self._servers, self._servers.lanes
         try:
             while True:
-                failed = isinstance(result, (Fenced, Divided))
+                failed = isinstance(result, (TriremeError, Divided))
                 wanted = operation.throw(result) if failed else operation.send(result)
                 result = None
                 if wanted == PUBLISH:
@@ -312,8 +312,8 @@ class Client:
                         result = servers.finish()
                         self._packed = False
                         self.bytes_received += self._received(result)
-                    except (Fenced, Divided) as gone:
-                        result = gone
+                    except (TriremeError, Divided) as error:
+                        result = error
         except StopIteration as ended:
             value: _T = ended.value
             return value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
 
 import msgspec
 
-from trireme.errors import ConfigurationError, CopiesLost, Fenced, WaitTimeout
+from trireme.errors import ConfigurationError, CopiesLost, Fenced, TriremeError, WaitTimeout
 from trireme.ps import messages
 from trireme.ps.client.lanes import BACK_OFF, Divided, Request
 from trireme.ps.client.operations import (
@@ -78,6 +78,7 @@ class ClientProtocol:
         self.pushed: messages.Push | None = None  # the push that was not waited for yet
         # what has become of it: its answers and the step of their values, or its fence
         self._settled: tuple[list[messages.PushReply], int] | Fenced | None = None
+        self._failed: TriremeError | None = None  # with which a push has ended
         self._shown: tuple[messages.OptimizerSpec, Rule, ShownExtension | None] | None = None
         self._attached = 0  # the view of the oldest answer to `Attach`
         self._waits_for_load = False  # values were not loaded then
@@ -209,7 +210,7 @@ class ClientProtocol:
     def renew(self) -> None:
         self._sequence = self._acknowledged = 0
         self._extra = self._parts = None
-        self.pushed = self._settled = None
+        self.pushed = self._settled = self._failed = None
 
     # -- training --------------------------------------------------------------------------------
 
@@ -248,6 +249,7 @@ class ClientProtocol:
 
     def push(self, push: messages.Push) -> None:
         """Makes the next push. `wait` takes the answers."""
+        self._check_failed()
         if self.stopping:
             raise after_the_end(self._worker, self.step)
         if self.pushed is not None:
@@ -258,6 +260,13 @@ class ClientProtocol:
         self._sequence = push.sequence
         self._hyper = push.hyper if push.hyper is not None else self._hyper
         self.pushed = push
+
+    def _check_failed(self) -> None:
+        if self._failed is not None:
+            raise type(self._failed)(
+                f"worker:{self._worker} makes no more steps, as one has failed and the program "
+                f"goes on: {self._failed}. Let that error end the program"
+            ) from self._failed
 
     def message(self, push: messages.Push, shard: int) -> messages.Push:
         """Returns the message of a push to one shard, without the view."""
@@ -272,6 +281,7 @@ class ClientProtocol:
 
     def wait(self) -> Operation[PushResult]:
         """Waits for the answers to the push, and publishes the values that they bring."""
+        self._check_failed()
         yield from self.settle()
         if isinstance(self._settled, Fenced):
             raise self._settled
@@ -328,6 +338,9 @@ class ClientProtocol:
             raise
         except Fenced as fence:
             self._settled = fence
+        except TriremeError as error:
+            self.pushed, self._failed = None, error
+            raise
 
     def level(self, steps: list[int], *, train: bool = True) -> Operation[int]:
         """Pulls until all parts of the values are of one step, in synchronous modes; returns it."""

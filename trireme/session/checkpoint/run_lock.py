@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
 import socket
@@ -35,6 +36,9 @@ from trireme.host import process_birth
 from trireme.location import Location
 
 WRITERS = "writers"
+
+LAST_NUMBER = 999_999_999
+"""The largest number of an entry: names of checkpoints have nine digits for it."""
 
 _FILE = "writer.json"
 _DYING_SECONDS = 5.0
@@ -121,6 +125,14 @@ class RunLock(ABC):
                 if number and (not self.ended(number, holder) or (other and not first)):
                     raise ConfigurationError(_refusal(self.run_dir, holder))
             number = max(number, above) + 1
+            if number > LAST_NUMBER:
+                raise ConfigurationError(
+                    f"{writer.task} cannot take the run directory {self.run_dir}: something in "
+                    f"{WRITERS} or among the checkpoints there has the number {LAST_NUMBER}, after "
+                    "which there is none. It may be a checkpoint that was copied there by another "
+                    "name (-writer-NUMBER): give it a smaller number, or choose another directory "
+                    "(run_dir= or --run-dir)"
+                )
             if self.add(number, writer):
                 self.number = number
                 return self
@@ -169,7 +181,7 @@ class LocalLock(RunLock):
             names = os.listdir(self.run_dir / WRITERS)
         except FileNotFoundError:
             return 0, None
-        number = max((int(name) for name in names if name.isdecimal()), default=0)
+        number = max(map(number_of, names), default=0)
         try:
             return number, WRITER_DECODER.decode(self._entry(number).read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeError):
@@ -224,7 +236,18 @@ class LocalLock(RunLock):
             os.pwrite(file.fileno(), content.ljust(os.fstat(file.fileno()).st_size), 0)
 
     def _entry(self, number: int) -> Path:
-        return self.run_dir / WRITERS / f"{number:06d}" / _FILE
+        return self.run_dir / WRITERS / entry_name(number) / _FILE
+
+
+def entry_name(number: int) -> str:
+    """Returns the name of an entry."""
+    return f"{number:06d}"
+
+
+def number_of(name: str) -> int:
+    """Returns the number of an entry's name; 0 for a name that is none of an entry's."""
+    number = int(name) if re.fullmatch(r"[0-9]{6,9}", name) else 0
+    return number if name == entry_name(number) else 0
 
 
 def _succeeds(one: Writer, other: Writer) -> bool:

@@ -10,6 +10,7 @@ from trireme.ps.flat import FlatModel
 from trireme.session.model.extension import TrainedExtension
 from trireme.session.model.model_part import ModelPart
 from trireme.session.model.module_names import named_parameters
+from trireme.session.model.shared_memory import check_shared_memory
 
 Trained = FlatModel | ModelPart
 
@@ -29,6 +30,7 @@ def named_groups(
                     "from the parameters of the model that the session trains"
                 )
         groups.append([(names[id(p)], p) for p in group["params"] if p.requires_grad or frozen])
+    check_shared_memory(model, [each for group in groups for _, each in group])
     return groups
 
 

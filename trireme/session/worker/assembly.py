@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
+from trireme.launch.environment import check_not_left
 from trireme.ps.flat import FlatModel
 from trireme.session.backends.together import together
 from trireme.session.loss import Loss
@@ -30,6 +31,7 @@ def assemble(
 ) -> TrainingSetup:
     """Assembles the model and the optimizer; joins the process group where there is one."""
     task = settings.task
+    check_not_left(task)  # before other processes are waited for
     if task.threads is not None:
         torch.set_num_threads(task.threads)
     if not settings.backend or task.dry_run:

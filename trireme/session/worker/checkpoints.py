@@ -13,7 +13,7 @@ from trireme.cluster.view import View
 from trireme.errors import CheckpointError, ConfigurationError, JobFailed, WireError
 from trireme.launch.config.task_config import BY_HAND
 from trireme.ps.messages import OptimizerSpec
-from trireme.ps.optimizers import members, name_of
+from trireme.ps.optimizers import export_state, members, name_of
 from trireme.ps.snapshot import ModelState
 from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load
 from trireme.session.checkpoint.restored import JobState, check_model, converted, job_state
@@ -79,7 +79,11 @@ class WorkerCheckpoints:
         flat = self._setup.flat
         flat.collect_values()
         own = {} if self._setup.lean else flat.parameters  # every process has its values
-        return ModelState(0, {name: p.detach().cpu() for name, p in own.items()})
+        values = {name: p.detach().cpu() for name, p in own.items()}
+        if not self._setup.settings.task.servers or self._setup.outer is not None:
+            return ModelState(0, values)
+        # What the program has loaded into its optimizer, whose steps the servers go on with.
+        return ModelState(0, values, optimizer=export_state(self._setup.optimizer, flat.parameters))
 
     def take_first(self) -> None:
         if not self._lifecycle.is_chief:

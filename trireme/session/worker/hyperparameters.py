@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trireme.errors import ConfigurationError
@@ -33,7 +35,7 @@ class Hyperparameters:
         self._sends = settings.task.servers > 0 and setup.outer is None
         # In rounds the servers compare what workers say.
         self._disagree = not settings.rule.synchronous and settings.task.workers > 1
-        self._then: list[tuple[Any, ...]] = []
+        self._then: list[list[Any]] = []
         self._groups: tuple[GroupSpec, ...] = ()
 
     def now(self) -> tuple[GroupSpec, ...] | None:
@@ -43,8 +45,11 @@ class Hyperparameters:
         """
         if not self._sends:
             return None
-        # Parameters among the values compare by identity first, so tensors are never compared.
-        now = [tuple(group.values()) for group in self._optimizer.param_groups]
+        # Copies, as a program may change a tensor or a list in place.
+        now = [
+            [value if type(value) in _FIXED else _copied(value) for value in _settings_of(group)]
+            for group in self._optimizer.param_groups
+        ]
         if now != self._then:
             if self._then and self.scheduler is None and self._disagree and not self.counted:
                 self.warn(
@@ -83,6 +88,22 @@ class Hyperparameters:
                     + ("" if most is None else f", max_steps={most}")
                 ) from error
             self._scheduled += 1
+
+
+_FIXED = (float, int, bool, str, type(None))
+"""The types of values that nothing changes in place."""
+
+
+def _settings_of(group: Mapping[str, Any]) -> Iterator[Any]:
+    return (value for name, value in group.items() if name != "params")
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_copied(item) for item in value]
+    return value
 
 
 def _scheduler(setup: TrainingSetup) -> Any:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from trireme.errors import JobFailed, UsageError
+from trireme.launch.environment import leave_task
 from trireme.launch.exit_reason import INTERRUPTED
 from trireme.location import RemotePath
 from trireme.ps.results import PushResult, after_the_end
@@ -23,7 +24,7 @@ class Job:
     def __init__(
         self, setup: TrainingSetup, *, own_loop: bool = False, records: bool = True
     ) -> None:
-        self.worker = worker = Worker(setup)
+        self.worker = worker = Worker(setup, own_loop=own_loop)
         # Called before and after this worker waits for the end of training.
         self.before_end: Callable[[], None] = lambda: None
         self.after_end: Callable[[], None] = lambda: None
@@ -100,6 +101,7 @@ class Job:
         if self.left:
             return
         self.left = True
+        leave_task(self.worker.task)
         try:
             if error is None:
                 self._leave_well()

@@ -30,6 +30,7 @@ from trireme.session.worker.hyperparameters import Hyperparameters
 from trireme.session.worker.lifecycle import Lifecycle
 from trireme.session.worker.observer import observers_of
 from trireme.session.worker.optimizer_parameters import OptimizerParameters
+from trireme.session.worker.served_optimizer import ServedOptimizer
 from trireme.session.worker.stopping import LastIteration, rolled_back
 from trireme.tensors import digest, fill_local
 
@@ -52,7 +53,7 @@ class Worker:
     buffers: Buffers
     checkpoints: WorkerCheckpoints
 
-    def __init__(self, setup: TrainingSetup) -> None:
+    def __init__(self, setup: TrainingSetup, *, own_loop: bool = False) -> None:
         settings = setup.settings
         self.setup = setup
         self.task = settings.task
@@ -72,6 +73,11 @@ class Worker:
         self.hyper = Hyperparameters(setup, self.progress)
         self.observers = observers_of(self)
         self._parameters = OptimizerParameters(setup)
+        # the optimizer whose steps servers make; None where this process makes them
+        self.served: ServedOptimizer | None = None
+        if settings.task.servers and setup.outer is None:
+            self.served = ServedOptimizer(setup.optimizer, calls_hooks=own_loop)
+        self._warned_of_others = False
         self._pid = os.getpid()
         self._prefetches = settings.prefetches and setup.process_group is None
         self.first_step = 0  # the global step at which this process began
@@ -86,6 +92,8 @@ class Worker:
     def start(self) -> None:
         lifecycle, storage = self.lifecycle, self.storage
         self.backend = lifecycle.join()
+        if self.served is not None:
+            self.served.check()
         storage.epoch = lifecycle.epoch
         self.checkpoints = WorkerCheckpoints(lifecycle, storage)
         self.buffers = self.checkpoints.buffers
@@ -255,6 +263,9 @@ class Worker:
         push was to stop, the gradients are not pushed.
         """
         self._parameters.check_frozen()  # parts of a model follow the program within a step
+        if self.served is not None:
+            self.served.check()
+        self._warn_of_others()
         self._check_writes()
         for observer in self.observers.values():
             observer.before_update(weight, examples)
@@ -292,6 +303,18 @@ class Worker:
             if not self.push_under_way:
                 self.retire()  # the job needs nothing more from this worker
         self.remember()
+
+    def _warn_of_others(self) -> None:
+        name = None if self._warned_of_others else self._parameters.trained_here()
+        if name is None:
+            return
+        self._warned_of_others = True
+        self.warn_as_chief(
+            f"the program trains parameter {name!r} by an optimizer that the job was not given: "
+            "each worker changes a copy of its own, by its own batches alone. Give the job all "
+            "optimizers: Session(model, loss, [first, second]), or distribute(model, [first, "
+            "second]) in a loop of your own"
+        )
 
     def _check_writes(self) -> None:
         if warning := self.setup.own_writes.check():

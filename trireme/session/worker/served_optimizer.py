@@ -1,0 +1,137 @@
+"""What a program does to an optimizer whose steps the servers make, where that would be lost."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+
+from trireme.errors import ConfigurationError
+from trireme.ps.optimizers import members
+
+_TORCHS = import_module("torch.optim.optimizer")  # which torch.optim has deleted from its names
+
+_ELSEWHERE = (
+    "Or train where each process makes the steps itself: under plain python, without servers "
+    "(--strategy allreduce), or with --strategy averaging"
+)
+
+
+class ServedOptimizer:
+    """Refuses what a program asks of an optimizer that makes no step itself.
+
+    The servers make its steps and hold its state, so that nobody calls its hooks and its `step`,
+    and changes of its state have no effect.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, *, calls_hooks: bool) -> None:
+        """Watches an optimizer, or several as one.
+
+        Args:
+            optimizer: the optimizer.
+            calls_hooks: whether the step of the program's own loop calls the hooks.
+        """
+        self._members = members(optimizer)
+        self._calls_hooks = calls_hooks
+        self.remember()
+
+    def remember(self) -> None:
+        """Takes the present state as the one that has no effect."""
+        self._states: list[tuple[_State, dict[int, Any]]] = []
+        for each in self._members:
+            each.state = state = _State(each.state)
+            self._states.append((state, _contents(state)))
+
+    def check(self) -> None:
+        """Checks that nothing was asked for that would be lost.
+
+        Raises:
+            ConfigurationError: it was; the message says what.
+        """
+        for each, (state, contents) in zip(self._members, self._states, strict=True):
+            name = type(each).__name__
+            hooks = [] if self._calls_hooks else [*hooks_of(each, "pre"), *hooks_of(each, "post")]
+            if hooks:
+                raise ConfigurationError(
+                    f"{_shown(hooks[0])}, a hook of the steps of the optimizer {name}, would never "
+                    "be called: parameter servers make its steps. Let the session call what is to "
+                    "happen before and after each step: hooks=[...], with before_step and "
+                    f"after_step, or write it around session.step(). {_ELSEWHERE}"
+                )
+            if (another := replaced_step(each)) is not None:
+                raise ConfigurationError(
+                    f"the program has put {_shown(another)} in the place of the step of the "
+                    f"optimizer {name}, which nobody calls: parameter servers make its steps. "
+                    "Write what it does around the step of the session or of the loop. "
+                    f"{_ELSEWHERE}"
+                )
+            if each.state is not state or state.removed or _contents(state) != contents:
+                raise ConfigurationError(
+                    f"the program has changed the state of the optimizer {name} (optimizer.state), "
+                    "and the change would be lost: parameter servers make its steps and hold its "
+                    f"state. Leave it as it is. {_ELSEWHERE}"
+                )
+
+
+def hooks_of(optimizer: torch.optim.Optimizer, when: Literal["pre", "post"]) -> list[Any]:
+    """Returns the hooks of an optimizer's steps, and those of the steps of all optimizers."""
+    every = getattr(_TORCHS, f"_global_optimizer_{when}_hooks", {})
+    own = getattr(optimizer, f"_optimizer_step_{when}_hooks", {})
+    return [*every.values(), *own.values()]
+
+
+def replaced_step(optimizer: torch.optim.Optimizer) -> Any:
+    """Returns what a program has put in the place of an optimizer's `step`; None if nothing.
+
+    A scheduler puts a function there that only notes the call.
+    """
+    step = vars(optimizer).get("step")
+    while step is not None and _of_scheduler(step):
+        step = step.__wrapped__
+    own = step is None or getattr(step, "__func__", step) is type(optimizer).step
+    return None if own else step
+
+
+def _of_scheduler(step: Any) -> bool:
+    # Not by its attributes, which a program's wrapper around it has too.
+    return getattr(step, "__globals__", {}).get("__name__") == "torch.optim.lr_scheduler"
+
+
+def _shown(function: Any) -> str:
+    name = getattr(function, "__qualname__", None)
+    return repr(function) if name is None else f"{name}()"
+
+
+class _State(defaultdict[Any, Any]):
+    """The state of an optimizer; notes removals, of which an empty one shows nothing."""
+
+    def __init__(self, *content: Any) -> None:
+        super().__init__(dict, *(each for each in content if each is not dict))
+        self.removed = False
+
+    def clear(self) -> None:
+        self.removed = True
+        super().clear()
+
+    def pop(self, *arguments: Any) -> Any:
+        self.removed = True
+        return super().pop(*arguments)
+
+    def popitem(self) -> Any:
+        self.removed = True
+        return super().popitem()
+
+    def __delitem__(self, key: Any) -> None:
+        self.removed = True
+        super().__delitem__(key)
+
+
+def _contents(state: dict[Any, Any]) -> dict[int, Any]:
+    """Returns what tells one content of a state from another; reading makes empty entries."""
+    return {
+        id(parameter): [(key, id(each), getattr(each, "_version", 0)) for key, each in own.items()]
+        for parameter, own in state.items()
+        if own
+    }
