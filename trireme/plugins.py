@@ -50,7 +50,8 @@ _EXTRAS: dict[str, dict[str, str]] = {
     "trireme.hooks": {"profile": "tracking"},
     "trireme.observers": {
         **{"curves": "dashboards", "labels": "advice", "lost-updates": "advice"},
-        **{"schedules": "advice", "verification": "verification"},
+        **{"other-optimizers": "advice", "schedules": "advice", "served-optimizer": "advice"},
+        **{"verification": "verification"},
     },
     "trireme.measures": {"servers": "screen"},
     "trireme.server_parts": {"tracer": "tracking"},

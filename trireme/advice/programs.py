@@ -1,14 +1,18 @@
-"""What programs get wrong about their labels and their schedules."""
+"""What programs get wrong about their labels, their schedules and further optimizers."""
 
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from trireme.ps.messages import Span
 from trireme.session.model.batch import counted_labels, inputs_and_targets
 from trireme.session.model.computation import Computation
+from trireme.session.model.module_names import named_parameters
 from trireme.session.worker.observer import Observer
 
 
@@ -54,3 +58,38 @@ class PassedSchedules(Observer):
             "schedule.last_epoch < optimizer.loop_steps: schedule.step(), where optimizer is what "
             "trireme.distribute returned; or let a session count: Session(scheduler=...)"
         )
+
+
+class OtherOptimizers(Observer):
+    """Warns, once, where an optimizer that the job was not given trains a part of the model."""
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__(worker)
+        self._others: dict[str, nn.Parameter] = {}
+
+    def on_start(self) -> None:
+        setup = self.worker.setup
+        if setup.replicas > 1 and setup.part is None:  # other processes have copies of them
+            mine = {id(each) for each in [*setup.flat.parameters.values(), *setup.frozen()]}
+            self._others = {n: p for n, p in named_parameters(setup.model) if id(p) not in mine}
+        self._remember()
+
+    def _remember(self) -> None:
+        self._versions = [(each._version, each.grad) for each in self._others.values()]
+
+    def before_update(self, weight: float, examples: Sequence[Span]) -> None:
+        pairs = zip(self._others.items(), self._versions, strict=True)
+        for (name, each), (version, gradient) in pairs:
+            has_gradient = each.grad is not None or gradient is not None
+            if each._version != version and each.requires_grad and has_gradient:
+                self._others = {}
+                self.worker.warn_as_chief(
+                    f"the program trains parameter {name!r} by an optimizer that the job was not "
+                    "given: each worker changes a copy of its own, by its own batches alone. Give "
+                    "the job all optimizers: Session(model, loss, [first, second]), or "
+                    "distribute(model, [first, second]) in a loop of your own"
+                )
+                break
+
+    def after_update(self) -> None:
+        self._remember()

@@ -13,10 +13,9 @@ from trireme.errors import ConfigurationError
 from trireme.loops.kept_state import Stateful
 from trireme.loops.loop_data import PreparedLoader
 from trireme.loops.loop_job import LoopJob
-from trireme.ps.optimizers import name_of
+from trireme.ps.optimizers import hooks_of, name_of
 from trireme.session.job_methods import JobMethods
 from trireme.session.worker.job import Job
-from trireme.session.worker.served_optimizer import hooks_of
 
 
 class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
@@ -247,7 +246,7 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         named = f"_optimizer_step_{when}_hooks"
         hooks: list[tuple[torch.optim.Optimizer, Callable[..., Any]]] = []
         hooks += [(self, hook) for hook in vars(self)[named].values()]
-        if self.worker.served is not None:
+        if self.worker.setup.served:
             hooks += [(self._given, hook) for hook in hooks_of(self._given, when)]
         for optimizer, hook in hooks:
             if hook(optimizer, (closure,), {}) is not None:
@@ -289,19 +288,19 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
             ConfigurationError: it has a state, and parameter servers run the optimizer.
         """
         setup = self.worker.setup
-        if state_dict["state"] and setup.settings.task.servers and setup.outer is None:
+        if state_dict["state"] and setup.served:
             raise ConfigurationError(
                 "load_state_dict: parameter servers run this optimizer and hold its state, which a "
                 "worker cannot replace: the job restores it from the checkpoints of its run "
                 'directory. To load only the hyper-parameters, give {**saved, "state": {}}'
             )
-        given, groups = self._given, self.param_groups
+        given, groups, state = self._given, self.param_groups, self._given.state
         given.load_state_dict(dict(state_dict))
         for group, loaded in zip(groups, given.param_groups, strict=True):
             group.update(loaded)  # the job and schedulers have these very objects
         given.param_groups = groups
-        if (served := self.worker.served) is not None:
-            served.remember()
+        if setup.served:  # which loads none
+            given.state = state
         self.state = given.state
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -67,9 +67,9 @@ class ValueWatch:
 
     Autograd counts the writes to a tensor, but for those through `.data`, and a write may put back
     what was there. So values are compared: a sample of them at each step, and in the first steps,
-    and once the program has written, checksums of all bits. Values that are `still`, as updates do not
-    change them, have checksums from the beginning. Where others need not judge alike there is one checksum of
-    each vector until the program has written, if steps take much longer than that.
+    and once the program has written, checksums of all bits. Values that are `still`, as updates do
+    not change them, have checksums from the beginning. Where others need not judge alike there is
+    one checksum of each vector until the program has written, if steps take much longer than that.
 
     Args:
         clock: returns the time in seconds; None where others must judge alike.

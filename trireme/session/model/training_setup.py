@@ -54,6 +54,11 @@ class TrainingSetup:
         )
 
     @property
+    def served(self) -> bool:
+        """Whether servers make the steps of the user's optimizer, and hold its state."""
+        return self.settings.task.servers > 0 and self.outer is None
+
+    @property
     def optimizer_spec(self) -> OptimizerSpec:
         if self.outer is not None:
             return self.outer

@@ -32,7 +32,7 @@ class Hyperparameters:
         self._warned = False
         self.counted = False  # whether the program sets them by the job's steps
         # Otherwise the servers do not run the user's optimizer.
-        self._sends = settings.task.servers > 0 and setup.outer is None
+        self._sends = setup.served
         # In rounds the servers compare what workers say.
         self._disagree = not settings.rule.synchronous and settings.task.workers > 1
         self._then: list[list[Any]] = []

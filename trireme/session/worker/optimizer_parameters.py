@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.session.model.module_names import named_parameters
 from trireme.session.model.training_setup import TrainingSetup
 
 _TAKEN_OUT = (
@@ -41,26 +39,10 @@ class OptimizerParameters:
     def __init__(self, setup: TrainingSetup) -> None:
         self._setup = setup
         self._frozen = setup.frozen()  # when training begins
-        # those that no optimizer of the job has, where other processes have copies of them
-        self._others: dict[str, nn.Parameter] = {}
-        if setup.replicas > 1 and setup.part is None:
-            mine = {id(each) for each in [*setup.flat.parameters.values(), *self._frozen]}
-            self._others = {n: p for n, p in named_parameters(setup.model) if id(p) not in mine}
         self.remember()
 
     def remember(self) -> None:
         self._known = self._now()
-        self._versions = [(each._version, each.grad) for each in self._others.values()]
-
-    def trained_here(self) -> str | None:
-        """Returns the name of a parameter that another optimizer than the job's has changed."""
-        for (name, each), (version, gradient) in zip(
-            self._others.items(), self._versions, strict=True
-        ):
-            has_gradient = each.grad is not None or gradient is not None
-            if each._version != version and each.requires_grad and has_gradient:
-                return name
-        return None
 
     def _now(self) -> list[list[int]]:
         groups = self._setup.optimizer.param_groups

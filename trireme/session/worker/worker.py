@@ -30,7 +30,6 @@ from trireme.session.worker.hyperparameters import Hyperparameters
 from trireme.session.worker.lifecycle import Lifecycle
 from trireme.session.worker.observer import observers_of
 from trireme.session.worker.optimizer_parameters import OptimizerParameters
-from trireme.session.worker.served_optimizer import ServedOptimizer
 from trireme.session.worker.stopping import LastIteration, rolled_back
 from trireme.tensors import digest, fill_local
 
@@ -71,13 +70,9 @@ class Worker:
         if setup.extension is not None:
             self.lifecycle.exits.callback(setup.extension.close)
         self.hyper = Hyperparameters(setup, self.progress)
+        self.own_loop = own_loop  # whether the program computes the gradients
         self.observers = observers_of(self)
         self._parameters = OptimizerParameters(setup)
-        # the optimizer whose steps servers make; None where this process makes them
-        self.served: ServedOptimizer | None = None
-        if settings.task.servers and setup.outer is None:
-            self.served = ServedOptimizer(setup.optimizer, calls_hooks=own_loop)
-        self._warned_of_others = False
         self._pid = os.getpid()
         self._prefetches = settings.prefetches and setup.process_group is None
         self.first_step = 0  # the global step at which this process began
@@ -92,8 +87,6 @@ class Worker:
     def start(self) -> None:
         lifecycle, storage = self.lifecycle, self.storage
         self.backend = lifecycle.join()
-        if self.served is not None:
-            self.served.check()
         storage.epoch = lifecycle.epoch
         self.checkpoints = WorkerCheckpoints(lifecycle, storage)
         self.buffers = self.checkpoints.buffers
@@ -234,7 +227,7 @@ class Worker:
                 raise ConfigurationError(
                     f"write_values: {name!r} of shape {tuple(value.shape)}: the optimizer has {has}"
                 )
-        on_servers = self.task.servers > 0 and setup.outer is None
+        on_servers = setup.served
         with setup.own_writes.ours(values) if on_servers else nullcontext(), torch.no_grad():
             for held in (setup.trained, setup.flat) if on_servers else (setup.trained,):
                 for name, value in values.items():
@@ -263,9 +256,6 @@ class Worker:
         push was to stop, the gradients are not pushed.
         """
         self._parameters.check_frozen()  # parts of a model follow the program within a step
-        if self.served is not None:
-            self.served.check()
-        self._warn_of_others()
         self._check_writes()
         for observer in self.observers.values():
             observer.before_update(weight, examples)
@@ -303,18 +293,6 @@ class Worker:
             if not self.push_under_way:
                 self.retire()  # the job needs nothing more from this worker
         self.remember()
-
-    def _warn_of_others(self) -> None:
-        name = None if self._warned_of_others else self._parameters.trained_here()
-        if name is None:
-            return
-        self._warned_of_others = True
-        self.warn_as_chief(
-            f"the program trains parameter {name!r} by an optimizer that the job was not given: "
-            "each worker changes a copy of its own, by its own batches alone. Give the job all "
-            "optimizers: Session(model, loss, [first, second]), or distribute(model, [first, "
-            "second]) in a loop of your own"
-        )
 
     def _check_writes(self) -> None:
         if warning := self.setup.own_writes.check():

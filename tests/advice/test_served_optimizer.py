@@ -15,9 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import trireme
 from tests.harness import Cluster, run_job
 from tests.process_groups import ProcessGroup, run_process_group
+from trireme.advice.served_optimizer import replaced_step
 from trireme.errors import ConfigurationError
 from trireme.session.session import Session
-from trireme.session.worker.served_optimizer import replaced_step
 
 BATCH = (torch.ones(8, 4), torch.zeros(8, 1))
 Change = Callable[[torch.optim.Optimizer], object]

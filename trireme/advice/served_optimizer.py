@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from importlib import import_module
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.ps.optimizers import members
-
-_TORCHS = import_module("torch.optim.optimizer")  # which torch.optim has deleted from its names
+from trireme.ps.messages import Span
+from trireme.ps.optimizers import hooks_of, members
+from trireme.session.worker.observer import Observer
 
 _ELSEWHERE = (
     "Or train where each process makes the steps itself: under plain python, without servers "
@@ -19,23 +19,26 @@ _ELSEWHERE = (
 )
 
 
-class ServedOptimizer:
+class ServedOptimizer(Observer):
     """Refuses what a program asks of an optimizer that makes no step itself.
 
     The servers make its steps and hold its state, so that nobody calls its hooks and its `step`,
     and changes of its state have no effect.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, calls_hooks: bool) -> None:
-        """Watches an optimizer, or several as one.
-
-        Args:
-            optimizer: the optimizer.
-            calls_hooks: whether the step of the program's own loop calls the hooks.
-        """
-        self._members = members(optimizer)
-        self._calls_hooks = calls_hooks
+    def __init__(self, worker: Any) -> None:
+        super().__init__(worker)
+        setup = worker.setup
+        served = setup.settings.task.servers and setup.outer is None
+        self._members = members(setup.optimizer) if served else []
+        self._calls_hooks = worker.own_loop  # the step of the program's own loop does
         self.remember()
+
+    def on_start(self) -> None:
+        self.check()
+
+    def before_update(self, weight: float, examples: Sequence[Span]) -> None:
+        self.check()
 
     def remember(self) -> None:
         """Takes the present state as the one that has no effect."""
@@ -73,13 +76,6 @@ class ServedOptimizer:
                     "and the change would be lost: parameter servers make its steps and hold its "
                     f"state. Leave it as it is. {_ELSEWHERE}"
                 )
-
-
-def hooks_of(optimizer: torch.optim.Optimizer, when: Literal["pre", "post"]) -> list[Any]:
-    """Returns the hooks of an optimizer's steps, and those of the steps of all optimizers."""
-    every = getattr(_TORCHS, f"_global_optimizer_{when}_hooks", {})
-    own = getattr(optimizer, f"_optimizer_step_{when}_hooks", {})
-    return [*every.values(), *own.values()]
 
 
 def replaced_step(optimizer: torch.optim.Optimizer) -> Any:
