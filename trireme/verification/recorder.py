@@ -56,6 +56,7 @@ class Recorder(Observer):
         self._hooked: set[int] = set()
         self._narrow: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._own_loop = True
+        self._forward = False  # whether the model computes a loss that is recorded
 
     # -- the beginning ---------------------------------------------------------------------------
 
@@ -107,6 +108,8 @@ class Recorder(Observer):
                 target.copy_(value)
 
     def _hook(self, model: nn.Module) -> None:
+        if self.worker.setup.settings.placed:  # operations of a graph are computed, not modules
+            return
         for module in called_modules(model):
             if id(module) not in self._hooked:
                 self._hooked.add(id(module))
@@ -115,10 +118,12 @@ class Recorder(Observer):
                 module.register_forward_hook(self._after_forward)
         for name, layer in model.named_modules():
             if any(kind in type(layer).__name__ for kind in _BATCH_LAYERS):
-                self._record.layers[name] = type(layer).__name__
+                self._record.layers[name] = type(layer).__name__.removeprefix("FSDP")
         self._hook_parameters()
 
     def _hook_parameters(self) -> None:
+        if self.worker.setup.settings.placed:
+            return
         for name, parameter in self.worker.setup.trained.parameters.items():
             if id(parameter) not in self._hooked and parameter.requires_grad:
                 self._hooked.add(id(parameter))
@@ -187,10 +192,12 @@ class Recorder(Observer):
         self._record.examples.append(_digests([e for e in rows if not e.is_floating_point()]))
         self._record.marks.append(_marks(floats) if floats else [])
         self._record.shapes.append(str([tuple(each.shape[1:]) for each in rows]))
+        self._forward = True
         self._states = states()
 
     def _after_forward(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        if torch.is_grad_enabled() and module.training:
+        if self._forward:
+            self._forward = False
             if states() != self._states:
                 self._drew("model")
             self._states = states()
