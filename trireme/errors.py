@@ -157,6 +157,10 @@ class CheckpointLockLost(CheckpointError):
     """This process no longer holds the lock of the run directory; names the process that does."""
 
 
+class CorruptedValues(TriremeError):
+    """Memory or a message has changed by itself: names the task and the tensor. It ends the job."""
+
+
 class NonFiniteError(TriremeError):
     """The loss or a gradient is NaN or infinite and the policy is to raise."""
 

@@ -7,6 +7,7 @@ and later saves are tried nevertheless. Only a failed last save fails the job.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,6 +46,11 @@ class Storage:
             self._saver = Saver(self._place, self._options)
         self.scheduled = self._saver is not None
         self._schedule: Schedule | None = None
+
+    def seal_by(self, seal: Callable[[CheckpointData], Callable[[Location], bool]]) -> None:
+        """Has a function look at what is saved; see `Saver.seal`."""
+        if self._saver is not None:
+            self._saver.seal = seal
 
     def open(self, view: int) -> None:
         if self._place is None:

@@ -420,6 +420,10 @@ class Worker:
         if self.lifecycle.is_chief or self.setup.process_group is not None:
             self.checkpoints.save()
 
+    def is_sound(self) -> bool:
+        """Returns whether a gradient is to be used; else it is computed once more."""
+        return all([observer.is_sound() for observer in self.observers.values()])
+
     def note(self, error: BaseException) -> None:
         """Has observers add to an error what is known of it."""
         for observer in self.observers.values():

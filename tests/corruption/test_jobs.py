@@ -1,0 +1,80 @@
+"""A bit changes in a job: it is found in time, the right task is named, and healed as it was."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.corruption.flips import SAVED, STEPS, Flip, run
+from tests.corruption.soak import problem
+from trireme.errors import CorruptedValues
+from trireme.session.checkpoint import latest
+
+FLIPS = [
+    Flip("worker", 1, 4),
+    Flip("worker", 0, 5, where=0.21, bit=7, computing=True),
+    Flip("server", 0, 3),
+    Flip("server", 1, 6, where=0.9, bit=0),
+    Flip("backup", 1, 3, where=0.1),
+    Flip("push", 0, 5),
+    Flip("values", 1, 4),
+    Flip("checkpoint", 0, SAVED),
+]
+
+
+@cache
+def quiet() -> frozenset[str]:
+    outcome = run(None)
+    assert not outcome.told and not outcome.failure
+    return frozenset(outcome.digests)
+
+
+@pytest.mark.parametrize("flip", FLIPS, ids=lambda flip: flip.place)
+def test_a_healed_job_ends_as_if_no_bit_had_changed(flip: Flip, tmp_path: Path) -> None:
+    run_dir = tmp_path if flip.place == "checkpoint" else None
+    outcome = run(flip, run_dir=run_dir)
+    assert problem(flip, 2, outcome, set(quiet())) == ""
+    assert len(outcome.told) == 1
+
+
+@pytest.mark.parametrize("flip", FLIPS, ids=lambda flip: flip.place)
+def test_a_warned_job_goes_on(flip: Flip, tmp_path: Path) -> None:
+    outcome = run(flip, "warn", run_dir=tmp_path if flip.place == "checkpoint" else None)
+    # A bit that changes what a loss is may end it: then the error says why.
+    if outcome.ran is not None and not outcome.ran.raised:
+        assert outcome.flipped and outcome.told
+    assert outcome.told, outcome.failure
+
+
+@pytest.mark.parametrize("flip", [FLIPS[0], FLIPS[6]], ids=lambda flip: flip.place)
+def test_a_worker_stops_the_job(flip: Flip) -> None:
+    outcome = run(flip, "stop", servers=1, replicas=1)
+    assert outcome.ran is not None
+    assert isinstance(outcome.ran.raised[flip.task], CorruptedValues)
+    assert outcome.ran.over is not None and outcome.ran.over.outcome == "failed"
+    assert outcome.ran.over.culprit == f"worker:{flip.task}"
+
+
+@pytest.mark.parametrize("flip", [FLIPS[2], FLIPS[4], FLIPS[5]], ids=lambda flip: flip.place)
+def test_a_server_stops_the_job_though_others_hold_copies(flip: Flip) -> None:
+    outcome = run(flip, "stop")
+    assert f"ps:{flip.task}: CorruptedValues: corrupted values" in outcome.failure
+
+
+def test_nothing_is_found_in_a_quiet_job() -> None:
+    for strategy in ("sync", "async"):
+        for scheme in ("memory", "tcp", "shm"):
+            outcome = run(None, strategy=strategy, scheme=scheme, every=1)
+            assert outcome.told == [] and outcome.failure == "", (strategy, scheme)
+
+
+def test_the_checkpoint_that_was_spoilt_is_whole_on_the_disk(tmp_path: Path) -> None:
+    run(None, run_dir=tmp_path / "quiet")
+    run(FLIPS[-1], run_dir=tmp_path / "spoilt")
+    found = [latest(tmp_path / name, lambda path, why: None) for name in ("quiet", "spoilt")]
+    assert found[0] is not None and found[1] is not None
+    assert found[0].step == found[1].step == STEPS
+    for name, tensor in found[0].model.items():
+        assert tensor.equal(found[1].model[name])
