@@ -50,7 +50,8 @@ class Seal:
             found.update(len(rows).to_bytes(8, "little"))
             found.update(columns.data)
             found.update(rows.data)
-        self.digest = int.from_bytes(found.digest(), "little") or 1  # 0 is none
+        # As messages carry it: less than 2^62, and not 0, which is none.
+        self.digest = (int.from_bytes(found.digest(), "little") >> 2) or 1
 
     def find(self, tensors: Sequence[torch.Tensor]) -> Flip | None:
         """Returns the one word that differs now; None if it is not one."""
@@ -70,7 +71,7 @@ class Seal:
 
 
 def digest(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns a number of 64 bits that depends on each bit of tensors, and its place; never 0."""
+    """Returns a number of 62 bits that depends on each bit of tensors, and its place; never 0."""
     return Seal(tensors).digest
 
 

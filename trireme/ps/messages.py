@@ -28,9 +28,6 @@ Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=64)]
 """The sizes of a parameter's dimensions."""
 
-Digest = Annotated[int, msgspec.Meta(ge=0, lt=1 << 64)]
-"""Of the bytes of a payload, as a plug-in computes it; see `trireme.ps.shard.watch`."""
-
 Pairs = Annotated[tuple[tuple[Number, Number], ...], msgspec.Meta(max_length=1 << 16)]
 """At most one pair for each task that a job can have."""
 
@@ -195,7 +192,7 @@ class Push(FromWorker, frozen=True, array_like=True):
     # a digest of the values that the worker has written before, by `WriteValues`; 0 for none. The
     # updates of a round must agree.
     written: Number = 0
-    digest: Digest = 0  # of the payload; 0 where none was taken
+    digest: Number = 0  # of the payload; 0 where none was taken
 
 
 class PushFields(TypedDict, total=False):
@@ -222,7 +219,7 @@ class PushReply(Message, frozen=True, array_like=True):
     # learning rate; empty as a rule
     notice: str = ""
     extra: Extra = ()  # the extra values that the push wanted
-    digest: Digest = 0  # of the values; 0 where none was taken
+    digest: Number = 0  # of the values; 0 where none was taken
 
 
 class Pull(FromWorker, frozen=True, array_like=True):
@@ -244,7 +241,7 @@ class PullReply(Message, frozen=True, array_like=True):
     kind: ClassVar[int] = 69
     step: Number
     stop: bool
-    digest: Digest = 0  # of the values; 0 where none was taken
+    digest: Number = 0  # of the values; 0 where none was taken
 
 
 class PullExtra(FromWorker, frozen=True, array_like=True):
