@@ -80,19 +80,17 @@ class Outcome:
     """What came of a job.
 
     Attributes:
-        digest: of the values of each worker at its end.
+        ran, failure: how it ended; what failed besides workers.
         told: what was found, with the global step of the worker that was furthest then.
         flipped: whether the bit has changed.
+        digests: of the values of the workers that came to its end.
     """
 
-    ran: Ran[str] | None = None
+    ran: Ran[None] | None = None
     failure: str = ""
     told: list[tuple[int, str]] = field(default_factory=list)
     flipped: bool = False
-
-    @property
-    def digests(self) -> set[str]:
-        return set() if self.ran is None else set(self.ran.values)
+    digests: set[str] = field(default_factory=set)
 
 
 def run(
@@ -105,8 +103,14 @@ def run(
     scheme: str = "memory",
     servers: int = 2,
     replicas: int = 2,
+    share: float = math.inf,
 ) -> Outcome:
-    """Runs a job of two workers in which a bit changes, and none where there is no flip."""
+    """Runs a job of two workers in which a bit changes, and none where there is no flip.
+
+    Args:
+        share: of the time that digests may take between checks. By default all updates are looked
+            at, as of a model whose steps take long; with 0 the checks alone.
+    """
     outcome, at = Outcome(), [0]
     cluster = Cluster(
         2,
@@ -118,7 +122,7 @@ def run(
         options={"check_every": every, "on_corruption": action},
     )
 
-    def program(session: Session) -> str:
+    def program(session: Session) -> None:
         worker, values = session.task.index, session.worker.setup.flat
         if flip is not None and flip.place == "checkpoint" and worker == 0:
             _spoil_checkpoint(session, flip, outcome)
@@ -135,11 +139,10 @@ def run(
                 else:
                     outcome.flipped = _change(values.values, flip)
             session.step(_batch(step, worker), loss=loss)
-        return _digest(session.worker.setup.flat.values)
+        outcome.digests.add(_digest(session.worker.setup.flat.values))
 
-    # As of a model whose steps take long: each update is looked at, and not each check alone.
-    share = mock.patch("trireme.corruption.settings.SHARE", math.inf)
-    with _told(outcome, at), share, ExitStack() as patched:
+    shared = mock.patch("trireme.corruption.settings.SHARE", share)
+    with _told(outcome, at), shared, ExitStack() as patched:
         if flip is not None and flip.place in ("server", "backup"):
             patched.enter_context(_spoiled_server(flip, outcome))
         if flip is not None and flip.place == "push":

@@ -78,3 +78,27 @@ def test_the_checkpoint_that_was_spoilt_is_whole_on_the_disk(tmp_path: Path) -> 
     assert found[0].step == found[1].step == STEPS
     for name, tensor in found[0].model.items():
         assert tensor.equal(found[1].model[name])
+
+
+def test_copies_are_compared_at_checks_though_nothing_is_looked_at_between_them() -> None:
+    """With three copies the minority is filled again; the job ends as if nothing had happened."""
+    flip = Flip("backup", 2, 3, where=0.1)
+    outcome = run(flip, every=4, share=-1.0, servers=3, replicas=3)
+    assert problem(flip, 4, outcome, set(quiet())) == "", outcome.told
+    assert "at ps:2 differs from that at ps:" in outcome.told[0][1]
+
+
+def test_a_primary_in_the_minority_leaves_and_the_job_goes_on_with_a_backup() -> None:
+    outcome = run(Flip("server", 1, 3, where=0.1), every=4, share=-1.0, servers=3, replicas=3)
+    assert "of shard 1 at ps:1 differs from that at ps:" in outcome.told[0][1]
+    assert outcome.failure.startswith("ps:1: ServerError: ps:1 holds corrupted values of shard 1")
+    assert len(outcome.digests) == 1, "both workers have come to the end"
+
+
+def test_two_copies_that_differ_end_the_job_where_nothing_says_which_is_right() -> None:
+    flip = Flip("backup", 1, 3, where=0.1)
+    outcome = run(flip, every=4, share=-1.0)
+    assert "nothing says which is right" in outcome.failure
+    outcome = run(flip, "warn", every=4, share=-1.0)
+    assert len(outcome.told) == 1, "it is said once"
+    assert "ps:0 and ps:1 differ at step 4, in " in outcome.told[0][1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -110,7 +110,7 @@ class WorkerChecks(Observer):
 
     def on_fail(self, error: BaseException) -> None:
         """Adds what has changed in memory to the error, which may follow from it."""
-        if self._settings.every and (flip := self._changed()) is not False:
+        if self._settings.every and (flip := self._changed()) is not None:
             self._kept, text = None, self._said(flip)
             error.add_note(text)
             self._findings.add(text)
@@ -158,40 +158,36 @@ class WorkerChecks(Observer):
         """Returns whether the values are as the last update has left them; mends them if not."""
         kept, flip = self._kept, self._changed()
         self._kept = None
-        if kept is None or flip is False:
+        if kept is None or flip is None:
             return True
-        text = self._said(flip)
-        self._found(text)
-        if not self._heals:
-            return True
-        servers = self._servers
-        if flip is not None:
+        self._found(self._said(flip))
+        if self._heals:
             mend(self._tensors(), flip)
-        elif servers is not None and not servers.trains_locally:
-            servers.pull(train=False)
-            self._check_received()
+            self._keep()
         else:
-            raise CorruptedValues(f"{text}. They cannot be put back")
-        self._keep()
-        return False
+            self.worker.remember()  # or it would count as written by the program
+        return not self._heals
 
-    def _changed(self) -> Flip | Literal[False] | None:
-        """Returns what has changed in memory since the last update; False for nothing."""
+    def _changed(self) -> Flip | None:
+        """Returns the bit that has changed in memory since the last update; None for none.
+
+        Where more has changed, the program has written through `.data`, which nobody counts.
+        """
         kept = self._kept
         if kept is None or kept.writes != self._writes():
-            return False
+            return None
         with self._budget.spending():
             if digest(self._tensors()) == kept.seal.digest:
-                return False
-        return kept.seal.find(self._tensors())
+                return None
+        flip = kept.seal.find(self._tensors())
+        return flip if flip is not None and flip.bits.bit_count() == 1 else None
 
-    def _said(self, flip: Flip | None) -> str:
+    def _said(self, flip: Flip) -> str:
         trained = self.worker.setup.trained
-        what = "several words of its values"
         if isinstance(trained, FlatModel):
             held = values_of(trained.layout, trained.values)
             what = described(trained.layout, held, flip, "its values")
-        elif flip is not None:
+        else:
             name, tensor = [*trained.parameters.items()][flip.tensor]
             element, bit = flip.within(tensor.element_size())
             what = f"bit {bit} of element {element} of {name!r}"

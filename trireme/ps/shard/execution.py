@@ -162,7 +162,7 @@ class Updates:
         state = self._state
         assert state.values is not None
         steps, state.step = step - state.step, step
-        state.watch.before_change(step, state.values)
+        state.watch.before_change(step - steps, state.values)
         try:
             if hyper is not None:
                 state.values.optimizer.set_hyper(hyper)

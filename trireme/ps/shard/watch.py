@@ -23,10 +23,10 @@ class Watch:
         return True
 
     def before_change(self, step: int, values: Values) -> None:
-        """Called before an update, which makes a step, changes the values."""
+        """Called before an update changes the values of a step."""
 
     def after_change(self, step: int, values: Values) -> None:
-        """Called after an update has changed the values."""
+        """Called after an update has changed the values, which are of a step now."""
 
     def digest(self, values: Values, sent: Sequence[torch.Tensor]) -> int:
         """Returns a digest of the values that an answer carries; 0 where none was taken."""

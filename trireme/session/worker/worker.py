@@ -253,9 +253,9 @@ class Worker:
         push was to stop, the gradients are not pushed.
         """
         self._parameters.check_frozen()  # parts of a model follow the program within a step
-        self._check_writes()
         for observer in self.observers.values():
             observer.before_update()
+        self._check_writes()
         self.checkpoints.ask_all()
         backend, lifecycle = self.backend, self.lifecycle
         try:
