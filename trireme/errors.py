@@ -158,7 +158,9 @@ class CheckpointLockLost(CheckpointError):
 
 
 class CorruptedValues(TriremeError):
-    """Memory or a message has changed by itself: names the task and the tensor. It ends the job."""
+    """Memory or a message has changed by itself; names the task and the tensor. It ends the job."""
+
+    others_go_on = False  # whether it ends this task alone, as others have its values
 
 
 class NonFiniteError(TriremeError):

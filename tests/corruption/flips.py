@@ -104,10 +104,16 @@ def run(
     servers: int = 2,
     replicas: int = 2,
     share: float = math.inf,
+    local_steps: int | None = None,
+    writes: bool = False,
+    **more: Any,
 ) -> Outcome:
     """Runs a job of two workers in which a bit changes, and none where there is no flip.
 
     Args:
+        local_steps: of a worker between two exchanges.
+        writes: whether the program clips its weights itself, unknown to autograd.
+        more: fields of `Cluster`.
         share: of the time that digests may take between checks. By default all updates are looked
             at, as of a model whose steps take long; with 0 the checks alone.
     """
@@ -116,10 +122,12 @@ def run(
         2,
         servers,
         strategy,
+        every=local_steps,
         scheme=scheme,
         run_dir=run_dir,
         policy={"replicas": replicas, "survives_loss": replicas > 1},
         options={"check_every": every, "on_corruption": action},
+        **more,
     )
 
     def program(session: Session) -> None:
@@ -139,6 +147,9 @@ def run(
                 else:
                     outcome.flipped = _change(values.values, flip)
             session.step(_batch(step, worker), loss=loss)
+            if writes:
+                for parameter in session.parameters.values():
+                    parameter.data.clamp_(-0.2, 0.2)
         outcome.digests.add(_digest(session.worker.setup.flat.values))
 
     shared = mock.patch("trireme.corruption.settings.SHARE", share)
@@ -149,6 +160,7 @@ def run(
             patched.enter_context(_spoiled_push(flip, outcome))
         try:
             outcome.ran = run_job(cluster, lambda _: make(run_dir), program)
+            outcome.failure = "; ".join(map(str, outcome.ran.raised.values()))
         except AssertionError as error:
             outcome.failure = str(error)
     return outcome

@@ -46,8 +46,7 @@ def problem(flip: Flip, every: int, outcome: Outcome, quiet: set[str]) -> str:
     late = outcome.told[0][0] - flip.step
     if late > every and flip.place != "checkpoint":
         return f"it was found {late} steps later"
-    # A worker reads back its own checkpoint, and does not name itself.
-    if flip.place != "checkpoint" and flip.named not in outcome.told[0][1]:
+    if flip.named not in outcome.told[0][1]:
         return f"another task is named: {outcome.told[0][1]}"
     if outcome.digests != quiet:
         return "it ended with other values"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,11 +64,32 @@ def test_a_server_stops_the_job_though_others_hold_copies(flip: Flip) -> None:
     assert f"ps:{flip.task}: CorruptedValues: corrupted values" in outcome.failure
 
 
-def test_nothing_is_found_in_a_quiet_job() -> None:
-    for strategy in ("sync", "async"):
-        for scheme in ("memory", "tcp", "shm"):
-            outcome = run(None, strategy=strategy, scheme=scheme, every=1)
-            assert outcome.told == [] and outcome.failure == "", (strategy, scheme)
+@pytest.mark.parametrize("scheme", ["memory", "tcp", "shm"])
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        ("sync", {}),
+        ("async", {}),
+        ("async", {"prefetch": True}),
+        ("ssp", {"staleness": 1}),
+        ("sync", {"compress": "fp16"}),
+    ],
+    ids=str,
+)
+def test_nothing_is_found_in_a_quiet_job(strategy: str, more: dict[str, Any], scheme: str) -> None:
+    outcome = run(None, strategy=strategy, scheme=scheme, every=1, **more)
+    assert outcome.told == [] and outcome.failure == "" and outcome.digests
+
+
+@pytest.mark.parametrize("strategy", ["averaging", "diloco"])
+def test_nothing_is_found_where_workers_train_locally(strategy: str) -> None:
+    outcome = run(None, strategy=strategy, every=1, local_steps=3)
+    assert outcome.told == [] and outcome.failure == "" and outcome.digests
+
+
+def test_what_a_program_writes_itself_is_no_corruption() -> None:
+    outcome = run(None, every=1, writes=True)
+    assert outcome.told == [] and outcome.failure == "" and outcome.digests
 
 
 def test_the_checkpoint_that_was_spoilt_is_whole_on_the_disk(tmp_path: Path) -> None:
@@ -91,8 +113,18 @@ def test_copies_are_compared_at_checks_though_nothing_is_looked_at_between_them(
 def test_a_primary_in_the_minority_leaves_and_the_job_goes_on_with_a_backup() -> None:
     outcome = run(Flip("server", 1, 3, where=0.1), every=4, share=-1.0, servers=3, replicas=3)
     assert "of shard 1 at ps:1 differs from that at ps:" in outcome.told[0][1]
-    assert outcome.failure.startswith("ps:1: ServerError: ps:1 holds corrupted values of shard 1")
+    assert outcome.failure.startswith(
+        "ps:1: CorruptedValues: ps:1 holds corrupted values of shard 1"
+    )
     assert len(outcome.digests) == 1, "both workers have come to the end"
+
+
+def test_a_loss_that_is_not_finite_is_computed_again_from_values_that_are_put_back() -> None:
+    flip = Flip("worker", 1, 4, where=259.5 / 448, bit=6)  # the exponent of a weight
+    outcome = run(flip)
+    assert problem(flip, 2, outcome, set(quiet())) == ""
+    outcome = run(flip, "warn")
+    assert "bit 30 of element 0 of '2.weight'" in outcome.told[0][1]
 
 
 def test_two_copies_that_differ_end_the_job_where_nothing_says_which_is_right() -> None:

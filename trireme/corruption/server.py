@@ -19,7 +19,7 @@ from trireme.corruption.findings import Findings
 from trireme.corruption.judge import Verdict, judge
 from trireme.corruption.naming import Held, by_parameter, described
 from trireme.corruption.settings import Budget, Settings
-from trireme.errors import FrameError, ServerError, WireError
+from trireme.errors import CorruptedValues, FrameError, WireError
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Push
 from trireme.ps.replication.replica import Replica
@@ -250,7 +250,9 @@ class CopyWatch(Watch):
         text = f"{self._checks.task} holds corrupted values of shard {self._number}: {why}"
         if log is None or not log.backups:
             self._found(text, stops=True)
-        raise ServerError(f"{text}; it leaves, to be filled anew")
+        error = CorruptedValues(f"{text}; it leaves, to be filled anew")
+        error.others_go_on = True
+        raise error
 
     def _found(self, text: str, key: object = None, *, stops: bool = False) -> None:
         self._checks.findings.add(f"corrupted values: {text}", key, stops=stops)

@@ -36,19 +36,10 @@ INTERRUPTED = 130
 LEFT = 143
 """The exit status of a worker that SIGTERM has asked to leave, while its job goes on: 128 + 15."""
 
-Kind = Literal[
-    "usage",
-    "error",
-    "exception",
-    "exit",
-    "signal",
-    "hung",
-    "gone",
-    "left",
-    "silent",
-    "victim",
-    "corrupted",
-]
+Kind = (
+    Literal["usage", "error", "exception", "exit", "signal", "hung", "gone", "left", "silent"]
+    | Literal["victim", "corrupted"]
+)
 
 _VICTIMS = (
     JobFailed,
@@ -128,7 +119,7 @@ def describe(error: BaseException, location: str = "") -> ExitReason:
     """Returns the reason of a task that ended by `error`, raised at `location` if it is known."""
     text = str(error).strip().splitlines()
     first = text[0] if text else ""
-    if isinstance(error, CorruptedValues):
+    if isinstance(error, CorruptedValues) and not error.others_go_on:
         return ExitReason(kind="corrupted", summary=first)
     if isinstance(error, TriremeError):
         loss = error.loss if isinstance(error, JobFailed | WireError) else ""

@@ -187,8 +187,9 @@ class _Server:
             self._record(self._handler.status(), True)
             if self._member.dismissed is not None:
                 self._member.leave("finished", self._member.dismissed.reason)
-        except CorruptedValues as error:  # the job ends, though others may hold copies
-            self._member.leave("failed", str(error))
+        except CorruptedValues as error:
+            if not error.others_go_on:  # the job ends, though others may hold copies
+                self._member.leave("failed", str(error))
             raise
         finally:
             self._peers.close()

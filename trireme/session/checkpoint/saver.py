@@ -18,10 +18,6 @@ from trireme.session.options import Checkpoint
 _log = logging.getLogger(__name__)
 
 
-def _unseen(path: Location) -> bool:
-    return True
-
-
 RETRY_SECONDS = 30.0
 """The seconds after which a failed save is retried at the latest."""
 
@@ -68,6 +64,11 @@ class _Waiting(NamedTuple):
     is_good: Callable[[Location], bool]
 
 
+Seal = Callable[[CheckpointData], Callable[[Location], bool]]
+"""Takes a checkpoint that is to be written; returns what looks at it once it is, and returns
+whether it need not be written again."""
+
+
 class Saver:
     """Writes checkpoints on a thread of its own, one at a time, and deletes old ones.
 
@@ -85,9 +86,7 @@ class Saver:
     ) -> None:
         self._place, self._options = place, options
         self._write, self._sleep = write, sleep
-        # takes a checkpoint that is submitted; returns what looks at it once it is written, and
-        # returns whether it need not be written again
-        self.seal: Callable[[CheckpointData], Callable[[Location], bool]] = lambda data: _unseen
+        self.seal: Seal = lambda data: lambda path: True
         self._lock = threading.Lock()
         self._waiting: _Waiting | None = None
         self._writing: int | None = None  # the step; None where no thread writes

@@ -7,7 +7,6 @@ and later saves are tried nevertheless. Only a failed last save fails the job.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from trireme.location import Location, StoreError
 from trireme.session.checkpoint import CheckpointData, list_checkpoints, step_of
 from trireme.session.checkpoint.place import Place, place_of
 from trireme.session.checkpoint.run_lock import writer_here
-from trireme.session.checkpoint.saver import RETRY_SECONDS, Saver, Schedule
+from trireme.session.checkpoint.saver import RETRY_SECONDS, Saver, Schedule, Seal
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
 
@@ -47,8 +46,8 @@ class Storage:
         self.scheduled = self._saver is not None
         self._schedule: Schedule | None = None
 
-    def seal_by(self, seal: Callable[[CheckpointData], Callable[[Location], bool]]) -> None:
-        """Has a function look at what is saved; see `Saver.seal`."""
+    def seal_by(self, seal: Seal) -> None:
+        """Has a function look at what is saved."""
         if self._saver is not None:
             self._saver.seal = seal
 
