@@ -55,17 +55,16 @@ class SealedCheckpoints:
 
         return is_good
 
-    def _found(self, text: str, further: int | None) -> bool:
+    def _found(self, what: str, further: int | None) -> bool:
         """Says what is wrong; returns whether that is all: the checkpoint is not written again."""
-        text = f"corrupted values: what {self._task} has saved is not what it was to save: {text}"
-        if self._action == "heal" and further is not None:
-            self._findings.add(f"{text}. It is written again")
-            return False
-        if self._action == "warn":
-            self._findings.add(text)
-            return True
-        self._stop = CorruptedValues(text)
-        raise self._stop
+        again = self._action == "heal" and further is not None
+        text = f"what {self._task} has saved is not what it was to save: {what}"
+        try:
+            self._findings.add(text, stops=not again and self._action != "warn")
+        except CorruptedValues as error:
+            self._stop = error
+            raise
+        return not again
 
 
 def _tensors(data: CheckpointData) -> Mapping[str, torch.Tensor]:

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from trireme.corruption.digests import digest
-from trireme.corruption.findings import Findings
+from trireme.corruption.findings import Findings, differing
 from trireme.corruption.judge import Verdict, judge
 from trireme.corruption.settings import Settings
 from trireme.ps.optimizers import members
@@ -54,38 +54,30 @@ class Processes:
     def _compare(self, step: int) -> None:
         found = self._worker.backend.collect(self._topic(step))
         told = {rank: msgspec.msgpack.decode(data, type=_Shared) for rank, data in found.items()}
-        parts: dict[str, dict[int, Sequence[int]]] = {}
+        parts: dict[str, dict[str, Sequence[int]]] = {}
         for rank, shared in sorted(told.items()):
             if shared.step == step:
-                parts.setdefault(shared.part, {})[rank] = shared.digests
-        if all(len(ranks) == 1 for ranks in parts.values()) and not self._warned:
+                parts.setdefault(shared.part, {})[f"worker:{rank}"] = shared.digests
+        if all(len(copies) == 1 for copies in parts.values()) and not self._warned:
             self._warned = True
             self._worker.warn_as_chief(
                 "--check-every: no two processes hold the same values, so none can be compared; "
                 "with replicas of the shards (--mesh dp=2,fsdp=2) they can"
             )
-        for ranks in parts.values():
-            verdict = judge({f"rank {rank}": digests for rank, digests in ranks.items()})
-            if verdict is not None:
-                self._found(step, ranks, verdict)
+        for copies in parts.values():
+            if (verdict := judge(copies)) is not None:
+                self._found(step, [*copies], verdict)
 
-    def _found(self, step: int, ranks: Mapping[int, Sequence[int]], verdict: Verdict) -> None:
-        action, own = self._settings.action, self._group.rank
-        what = ""
-        if own in ranks:
-            names = [*self._held()]
-            what = f", in {', '.join(names[place] for place in verdict.tensors[:3])}"
-        wrong, good = (" and ".join(map(_task, each)) for each in (verdict.wrong, verdict.good))
-        text = f"the values of {wrong} differ from those of {good} at step {step}{what}"
-        if not verdict.decided:
-            every = " and ".join(f"worker:{rank}" for rank in ranks)
-            text = f"the values of {every} differ at step {step}{what}; nothing says which is right"
+    def _found(self, step: int, tasks: Sequence[str], verdict: Verdict) -> None:
+        action, own = self._settings.action, f"worker:{self._group.rank}"
+        names = [*self._held()] if own in tasks else []
+        text = differing(verdict, tasks, "the model", step, names)
         stops = action == "stop" or (action == "heal" and not verdict.decided)
-        if stops or own == min(ranks):
-            self._findings.add(f"corrupted values: {text}", ("part", min(ranks)), stops=stops)
+        if stops or own == tasks[0]:
+            self._findings.add(text, tasks[0], stops=stops)
         if action == "heal":
-            source = int(verdict.good[0].partition(" ")[2])
-            self._refill(source, wrong=f"rank {own}" in verdict.wrong)
+            source = int(verdict.good[0].partition(":")[2])
+            self._refill(source, wrong=own in verdict.wrong)
 
     def _refill(self, source: int, *, wrong: bool) -> None:
         """Gives those that are wrong the values and the optimizer's state of one that is not."""
@@ -132,7 +124,3 @@ class Processes:
                 )
             named.append((name, place))
         return f"{digest([torch.tensor([*repr(named).encode()])]):x}"
-
-
-def _task(rank: str) -> str:
-    return f"worker:{rank.partition(' ')[2]}"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from trireme.corruption.digests import Seal, digest, mend
-from trireme.corruption.findings import Findings
+from trireme.corruption.findings import Findings, differing
 from trireme.corruption.judge import Verdict, judge
 from trireme.corruption.naming import Held, by_parameter, described
 from trireme.corruption.settings import Budget, Settings
@@ -226,8 +226,7 @@ class CopyWatch(Watch):
                 self._checks.findings.settled(("copy", self._number, task))
             return
         action, own = self._checks.settings.action, self._checks.task
-        names = [self._names[place] for place in verdict.tensors if place < len(self._names)]
-        text = _said(verdict, copies, self._number, step, names)
+        text = differing(verdict, copies, f"shard {self._number}", step, self._names)
         key = ("copy", self._number, *(verdict.wrong or (own,)))
         stops = action == "stop" or (action == "heal" and not verdict.decided)
         self._found(text, key, stops=stops)
@@ -255,21 +254,7 @@ class CopyWatch(Watch):
         raise error
 
     def _found(self, text: str, key: object = None, *, stops: bool = False) -> None:
-        self._checks.findings.add(f"corrupted values: {text}", key, stops=stops)
-
-
-def _said(
-    verdict: Verdict, copies: Mapping[str, object], shard: int, step: int, names: Sequence[str]
-) -> str:
-    what = f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-    if verdict.decided:
-        who = f"the copy of shard {shard} at {', '.join(verdict.wrong)} differs from that at "
-        return f"{who}{', '.join(verdict.good)} at step {step}, in {what}"
-    both = " and ".join(copies)
-    return (
-        f"the copies of shard {shard} at {both} differ at step {step}, in {what}; nothing says "
-        "which is right"
-    )
+        self._checks.findings.add(text, key, stops=stops)
 
 
 SERVERS = ServerPart(Checks)

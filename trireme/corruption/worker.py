@@ -111,9 +111,8 @@ class WorkerChecks(Observer):
     def on_fail(self, error: BaseException) -> None:
         """Adds what has changed in memory to the error, which may follow from it."""
         if self._settings.every and (flip := self._changed()) is not None:
-            self._kept, text = None, self._said(flip)
-            error.add_note(text)
-            self._findings.add(text)
+            self._kept = None
+            error.add_note(self._findings.add(self._said(flip)))
 
     # -- what it sends and receives --------------------------------------------------------------
 
@@ -192,8 +191,8 @@ class WorkerChecks(Observer):
             element, bit = flip.within(tensor.element_size())
             what = f"bit {bit} of element {element} of {name!r}"
         return (
-            f"corrupted values: memory of {self.worker.task.name} has changed by itself after "
-            f"step {self._step}: {what}"
+            f"memory of {self.worker.task.name} has changed by itself after step {self._step}: "
+            f"{what}"
         )
 
     def _keep(self) -> None:
@@ -214,5 +213,4 @@ class WorkerChecks(Observer):
         return sum([tensor._version for tensor in tensors])
 
     def _found(self, text: str) -> None:
-        text = text if text.startswith("corrupted") else f"corrupted values: {text}"
         self._findings.add(text, stops=self._settings.action == "stop")

@@ -143,8 +143,12 @@ class Saver:
         while True:
             try:
                 path = self._write(self._place, data, writer=begun.writer)
-                if begun.is_good(path):
-                    break
+                try:
+                    if begun.is_good(path):
+                        break
+                except Exception:
+                    self._place.remove(path)
+                    raise
             except Exception as error:  # reported by `results` and `wait`
                 cause, delay = error.__cause__, next(further, None)
                 if delay is None or not isinstance(cause, OSError):
