@@ -13,7 +13,7 @@ from trireme.job_config import JobConfig
 
 Action = Literal["warn", "stop", "heal"]
 
-SHARE = 0.005
+SHARE = 0.002
 """The share of a task's time that digests between two checks may take."""
 
 
