@@ -119,6 +119,14 @@ def test_a_primary_in_the_minority_leaves_and_the_job_goes_on_with_a_backup() ->
     assert len(outcome.digests) == 1, "both workers have come to the end"
 
 
+@pytest.mark.parametrize("flip", FLIPS[:-1], ids=lambda flip: flip.place)
+def test_asynchronous_workers_are_checked_too(flip: Flip) -> None:
+    outcome = run(flip, strategy="async")
+    assert outcome.flipped and outcome.failure == ""
+    assert len(outcome.told) == 1 and flip.named in outcome.told[0][1]
+    assert outcome.told[0][0] - flip.step <= 4, "two workers make steps in turn"
+
+
 def test_a_loss_that_is_not_finite_is_computed_again_from_values_that_are_put_back() -> None:
     flip = Flip("worker", 1, 4, where=259.5 / 448, bit=6)  # the exponent of a weight
     outcome = run(flip)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
@@ -41,17 +41,22 @@ def described(layout: Layout, held: Sequence[Held], flip: Flip | None, every: st
     return f"bit {bit} of {name}"
 
 
-def by_parameter(layout: Layout, live: Sequence[Held]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the part of each parameter in tensors, with its name and the tensor's kind."""
-    vectors = {vector.name: vector for vector in layout.vectors}
-    for number, (spec, tensor) in enumerate(live):
+def by_parameter(layout: Layout, live: Sequence[Held]) -> dict[str, torch.Tensor]:
+    """Returns the part of each parameter in tensors, by its name and the tensor's kind, sorted.
+
+    Copies of a shard may divide the optimizer's state otherwise. Of the numbers of a parameter
+    group, which are mostly alike, one is taken.
+    """
+    vectors, found = {vector.name: vector for vector in layout.vectors}, dict[str, torch.Tensor]()
+    for spec, tensor in live:
         if spec.group >= 0:
-            yield f"{spec.key} of parameter group {spec.group} ({number})", tensor
+            found[f"{spec.key} of parameter group {spec.group}"] = tensor
             continue
         for placed in vectors[spec.vector].placed:
-            if found := placed.within(spec.start, spec.stop):
-                part = tensor[found[0] - spec.start : found[1] - spec.start]
-                yield f"{_kind(spec)}{placed.parameter.name!r}", part
+            if part := placed.within(spec.start, spec.stop):
+                name = f"{_kind(spec)}{placed.parameter.name!r}"
+                found[name] = tensor[part[0] - spec.start : part[1] - spec.start]
+    return dict(sorted(found.items()))
 
 
 def _kind(spec: TensorSpec) -> str:

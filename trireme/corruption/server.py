@@ -143,9 +143,9 @@ class CopyWatch(Watch):
         return action == "warn"  # else it comes again, over another link
 
     def before_change(self, step: int, values: Values) -> None:
-        kept, self._step, checks = self._kept, step, self._checks
+        kept, self._step, checks = self._kept_of(values), step, self._checks
         self._kept = None
-        if kept is None or kept.values is not values or kept.changes != values.changes:
+        if kept is None:
             return
         tensors = [tensor for _, tensor in kept.live]
         with checks.budget.spending():
@@ -180,10 +180,15 @@ class CopyWatch(Watch):
             self._check(step, values, live)
 
     def digest(self, values: Values, sent: Sequence[torch.Tensor]) -> int:
+        kept = self._kept_of(values)
+        whole = kept is not None and len(sent) == len(values.buffer.vectors)
+        return kept.vectors if kept is not None and whole else 0
+
+    def _kept_of(self, values: Values) -> _Kept | None:
+        """Returns what the last update has left, unless values were loaded or written since."""
         kept = self._kept
-        if kept is None or kept.values is not values or kept.changes != values.changes:
-            return 0
-        return kept.vectors if len(sent) == len(values.buffer.vectors) else 0
+        same = kept is not None and kept.values is values and kept.changes == values.changes
+        return kept if same else None
 
     def status(self) -> Mapping[str, float | str]:
         return self._checks.findings.status()
@@ -196,7 +201,7 @@ class CopyWatch(Watch):
         others = bool(replica.log.backups) if replica.log is not None else True
         if not others:
             return
-        named = dict(by_parameter(values.buffer.layout, live))
+        named = by_parameter(values.buffer.layout, live)
         self._names = tuple(named)
         taken = tuple(digest([tensor]) for tensor in named.values())
         if replica.log is not None:
