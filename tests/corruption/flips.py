@@ -125,7 +125,7 @@ def run(
         every=local_steps,
         scheme=scheme,
         run_dir=run_dir,
-        policy={"replicas": replicas, "survives_loss": replicas > 1},
+        policy={"replicas": replicas, "survives_loss": replicas > 1, "reconnect_grace": 0.5},
         options={"check_every": every, "on_corruption": action},
         **more,
     )

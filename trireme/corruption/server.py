@@ -135,7 +135,7 @@ class CopyWatch(Watch):
             return True
         action = checks.settings.action
         self._refused += 1
-        self._found(
+        self._checks.findings.add(
             f"a gradient on its way from {task} to {checks.task} has changed, after step "
             f"{push.pulled}",
             stops=action == "stop" or self._refused > _MOST_REFUSALS,
@@ -156,7 +156,7 @@ class CopyWatch(Watch):
         what = described(values.buffer.layout, kept.live, flip, every)
         primary = checks.replica(self._number).primary
         self._suspect = action == "warn" or flip is None
-        self._found(
+        self._checks.findings.add(
             f"memory of {checks.task}, {'primary' if primary else 'backup'} of shard "
             f"{self._number}, has changed by itself after step {step}: {what}",
             stops=action == "stop",
@@ -234,7 +234,7 @@ class CopyWatch(Watch):
         text = differing(verdict, copies, f"shard {self._number}", step, self._names)
         key = ("copy", self._number, *(verdict.wrong or (own,)))
         stops = action == "stop" or (action == "heal" and not verdict.decided)
-        self._found(text, key, stops=stops)
+        self._checks.findings.add(text, key, stops=stops)
         if action == "heal":
             self._refill(verdict)
 
@@ -253,13 +253,10 @@ class CopyWatch(Watch):
         log = self._checks.replica(self._number).log
         text = f"{self._checks.task} holds corrupted values of shard {self._number}: {why}"
         if log is None or not log.backups:
-            self._found(text, stops=True)
+            self._checks.findings.add(text, stops=True)
         error = CorruptedValues(f"{text}; it leaves, to be filled anew")
         error.others_go_on = True
         raise error
-
-    def _found(self, text: str, key: object = None, *, stops: bool = False) -> None:
-        self._checks.findings.add(text, key, stops=stops)
 
 
 SERVERS = ServerPart(Checks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -21,13 +21,6 @@ from trireme.session.worker.observer import Observer
 _MOST_PULLS = 3
 
 
-class _Kept(NamedTuple):
-    """What an update has left, with its digest; and how often the program had written to it."""
-
-    seal: Seal
-    writes: int
-
-
 class WorkerChecks(Observer):
     """Checks one worker's values, and those that it shares with the processes of its group."""
 
@@ -36,7 +29,9 @@ class WorkerChecks(Observer):
         self._settings = Settings.of(worker.task.config)
         self._budget = Budget()
         self._findings = Findings(worker.progress.warn)
-        self._kept: _Kept | None = None  # None where nothing can be compared
+        # Of what the last update has left, and how often it was written to; None where nothing can
+        # be compared.
+        self._kept: tuple[Seal, int] | None = None
         self._step = 0
         self._looks = False  # whether the update under way is sealed
         self._looked = False  # whether memory was looked at since the gradient was computed
@@ -155,9 +150,9 @@ class WorkerChecks(Observer):
 
     def _look(self) -> bool:
         """Returns whether the values are as the last update has left them; mends them if not."""
-        kept, flip = self._kept, self._changed()
+        flip = self._changed()
         self._kept = None
-        if kept is None or flip is None:
+        if flip is None:
             return True
         self._found(self._said(flip))
         if self._heals:
@@ -172,13 +167,13 @@ class WorkerChecks(Observer):
 
         Where more has changed, the program has written through `.data`, which nobody counts.
         """
-        kept = self._kept
-        if kept is None or kept.writes != self._writes():
+        if self._kept is None or self._kept[1] != self._writes():
             return None
+        seal, tensors = self._kept[0], self._tensors()
         with self._budget.spending():
-            if digest(self._tensors()) == kept.seal.digest:
+            if digest(tensors) == seal.digest:
                 return None
-        flip = kept.seal.find(self._tensors())
+        flip = seal.find(tensors)
         return flip if flip is not None and flip.bits.bit_count() == 1 else None
 
     def _said(self, flip: Flip) -> str:
@@ -196,7 +191,7 @@ class WorkerChecks(Observer):
         )
 
     def _keep(self) -> None:
-        self._kept = _Kept(Seal(self._tensors()), self._writes())
+        self._kept = Seal(self._tensors()), self._writes()
 
     def _tensors(self) -> Sequence[torch.Tensor]:
         trained = self.worker.setup.trained
@@ -206,11 +201,8 @@ class WorkerChecks(Observer):
 
     def _writes(self) -> int:
         """Returns how often the program, or PyTorch, has written to the values."""
-        trained = self.worker.setup.trained
-        tensors: list[torch.Tensor] = [*trained.parameters.values()]
-        if isinstance(trained, FlatModel):
-            tensors += trained.values
-        return sum([tensor._version for tensor in tensors])
+        every = (*self.worker.setup.trained.parameters.values(), *self._tensors())
+        return sum([tensor._version for tensor in every])
 
     def _found(self, text: str) -> None:
         self._findings.add(text, stops=self._settings.action == "stop")
