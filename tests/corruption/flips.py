@@ -227,7 +227,7 @@ def _spoiled_server(flip: Flip, outcome: Outcome) -> Iterator[None]:
     def spoiled(watch: CopyWatch, step: int, values: Values) -> None:
         checks = watch._checks
         here = checks.task == f"ps:{flip.task}" and step >= flip.step
-        primary = checks.replica(watch._number).primary
+        primary = watch._log is not None
         if here and not outcome.flipped and primary == (flip.place == "server"):
             outcome.flipped = _change([t for _, t in values.live(state=True)], flip)
         before(watch, step, values)

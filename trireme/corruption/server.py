@@ -22,6 +22,7 @@ from trireme.corruption.settings import Budget, Settings
 from trireme.errors import CorruptedValues, FrameError, WireError
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Push
+from trireme.ps.replication.log import ReplicationLog
 from trireme.ps.replication.replica import Replica
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.service import ServerPart
@@ -70,8 +71,8 @@ class Checks:
     def task(self) -> str:
         return f"ps:{self.handler.index}"
 
-    def replica(self, shard: int) -> Replica[Link]:
-        return self.handler.replicas.by_shard[shard]
+    def replica(self, shard: int) -> Replica[Link] | None:
+        return self.handler.replicas.by_shard.get(shard)
 
     # -- the service's handler -------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class CopyWatch(Watch):
         flip, action = kept.seal.find(tensors), checks.settings.action
         every = "its values, or the optimizer's state"
         what = described(values.buffer.layout, kept.live, flip, every)
-        primary = checks.replica(self._number).primary
+        primary = self._log is not None
         self._suspect = action == "warn" or flip is None
         self._checks.findings.add(
             f"memory of {checks.task}, {'primary' if primary else 'backup'} of shard "
@@ -195,11 +196,16 @@ class CopyWatch(Watch):
 
     # -- copies ----------------------------------------------------------------------------------
 
+    @property
+    def _log(self) -> ReplicationLog[Link] | None:
+        """The log of the shard, if this is its primary."""
+        replica = self._checks.replica(self._number)
+        return None if replica is None else replica.log
+
     def _check(self, step: int, values: Values, live: Sequence[Held]) -> None:
         checks, replica = self._checks, self._checks.replica(self._number)
         suspect, self._suspect = self._suspect, False
-        others = bool(replica.log.backups) if replica.log is not None else True
-        if not others:
+        if replica is None or (replica.log is not None and not replica.log.backups):
             return
         named = by_parameter(values.buffer.layout, live)
         self._names = tuple(named)
@@ -213,7 +219,7 @@ class CopyWatch(Watch):
 
     def take(self, step: int, task: str, digests: tuple[int, ...], *, suspect: bool) -> None:
         """Takes the digests of a copy, in the primary, and judges where all are there."""
-        log = self._checks.replica(self._number).log
+        log = self._log
         self._copies[step][task] = digests
         self._suspects |= {task} if suspect else set()
         copies = self._copies[step]
@@ -239,18 +245,17 @@ class CopyWatch(Watch):
             self._refill(verdict)
 
     def _refill(self, verdict: Verdict) -> None:
-        replica, view = self._checks.replica(self._number), self._checks.handler.replicas.view
-        assert replica.log is not None
+        log, view = self._log, self._checks.handler.replicas.view
         for task in verdict.wrong:
             if task == self._checks.task:
                 self._leave(f"{', '.join(verdict.good)} have it as it should be")
             server = view.server(int(task.partition(":")[2]))
-            if server is not None:
-                replica.log.useless.add((server.index, server.incarnation))
+            if server is not None and log is not None:
+                log.useless.add((server.index, server.incarnation))
 
     def _leave(self, why: str) -> None:
         """Ends this server, so that a backup takes its place; stops the job if there is none."""
-        log = self._checks.replica(self._number).log
+        log = self._log
         text = f"{self._checks.task} holds corrupted values of shard {self._number}: {why}"
         if log is None or not log.backups:
             self._checks.findings.add(text, stops=True)
