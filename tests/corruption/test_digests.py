@@ -93,3 +93,9 @@ def test_a_bit_of_what_lies_in_another_order_is_put_back() -> None:
     assert flip is not None
     mend([held], flip)
     assert torch.equal(held, right)
+
+
+def test_one_element_of_any_stride_has_the_digest_of_its_bytes() -> None:
+    odd = torch.tensor([7]).as_strided((1,), (0,))
+    assert odd.is_contiguous() and odd.stride(0) == 0
+    assert digest([odd]) == digest([torch.tensor([7])])

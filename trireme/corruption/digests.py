@@ -105,5 +105,8 @@ def _parities(data: NDArray[np.uint8]) -> tuple[_Words, _Words]:
 
 
 def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    data: NDArray[np.uint8] = tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    flat = tensor.cpu().contiguous().reshape(-1)
+    if flat.stride(0) != 1:  # of one element or none, which counts as contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    data: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
     return data
