@@ -67,6 +67,8 @@ class Processes:
         for copies in parts.values():
             if (verdict := judge(copies)) is not None:
                 self._found(step, [*copies], verdict)
+            else:
+                self._findings.settled(min(copies))
 
     def _found(self, step: int, tasks: Sequence[str], verdict: Verdict) -> None:
         action, own = self._settings.action, f"worker:{self._group.rank}"
@@ -74,7 +76,7 @@ class Processes:
         text = differing(verdict, tasks, "the model", step, names)
         stops = action == "stop" or (action == "heal" and not verdict.decided)
         if stops or own == tasks[0]:
-            self._findings.add(text, tasks[0], stops=stops)
+            self._findings.add(text, min(tasks), stops=stops)
         if action == "heal":
             source = int(verdict.good[0].partition(":")[2])
             self._refill(source, wrong=own in verdict.wrong)

@@ -233,14 +233,12 @@ class CopyWatch(Watch):
         verdict = judge(copies, self._suspects)
         self._suspects.clear()
         if verdict is None:
-            for task in copies:
-                self._checks.findings.settled(("copy", self._number, task))
+            self._checks.findings.settled(self._number)
             return
-        action, own = self._checks.settings.action, self._checks.task
+        action = self._checks.settings.action
         text = differing(verdict, copies, f"shard {self._number}", step, self._names)
-        key = ("copy", self._number, *(verdict.wrong or (own,)))
         stops = action == "stop" or (action == "heal" and not verdict.decided)
-        self._checks.findings.add(text, key, stops=stops)
+        self._checks.findings.add(text, self._number, stops=stops)
         if action == "heal":
             self._refill(verdict)
 
