@@ -66,6 +66,7 @@ class Cluster:
         scheme: `memory`, `tcp`, or `shm`: TCP where workers lend servers their memory.
         run_dir: where checkpoints go; None for nowhere.
         policy: what the coordinator does otherwise than the harness would have it.
+        options: those of plug-ins.
         coordinator_seen_at: gives the address at which a worker finds the coordinator that listens
             at another, such as a proxy's.
     """
@@ -81,6 +82,7 @@ class Cluster:
     scheme: str = "memory"
     run_dir: Path | None = None
     policy: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, str | int | float] = field(default_factory=dict)
     coordinator_seen_at: Callable[[int, str], str] = field(default=lambda worker, address: address)
 
     def __str__(self) -> str:
@@ -114,6 +116,7 @@ class Cluster:
                 compress=self.compress,
                 transport="tcp" if self.scheme == "tcp" else "auto",
                 join_timeout=SECONDS,
+                **self.options,
             ),
             display="none",
         )
@@ -239,7 +242,7 @@ def keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
     threads.start("coordinator", service.run)
     for index in range(cluster.servers):
         transport = "tcp" if cluster.scheme == "tcp" else "auto"
-        options = JobConfig().replaced("a test", transport=transport)
+        options = JobConfig().replaced("a test", transport=transport, **cluster.options)
         place = _any(cluster.scheme)
         config = ServerConfig(JOB, SECRET, index, place, address, policy, config=options)
         threads.start(f"ps:{index}", lambda c=config: serve(c, lambda _: None))

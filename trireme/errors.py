@@ -157,6 +157,12 @@ class CheckpointLockLost(CheckpointError):
     """This process no longer holds the lock of the run directory; names the process that does."""
 
 
+class CorruptedValues(TriremeError):
+    """Memory or a message has changed by itself; names the task and the tensor. It ends the job."""
+
+    others_go_on = False  # whether it ends this task alone, as others have its values
+
+
 class NonFiniteError(TriremeError):
     """The loss or a gradient is NaN or infinite and the policy is to raise."""
 

@@ -9,7 +9,8 @@ from typing import IO
 
 import pytest
 
-from trireme.launch.exit_reason import ExitReason, LauncherPipe, decode_reason
+from trireme.errors import CorruptedValues
+from trireme.launch.exit_reason import ExitReason, LauncherPipe, decode_reason, describe
 
 REASON = ExitReason(kind="exception", summary="ValueError: two\\nlines", loss="step 3", at=2.0)
 
@@ -45,3 +46,10 @@ def test_the_children_of_a_task_do_not_inherit_the_pipe(tmp_path: Path) -> None:
     assert not os.get_inheritable(writer)
     del pipe
     os.close(reader)
+
+
+def test_corrupted_values_end_the_job_unless_others_have_them() -> None:
+    error = CorruptedValues("bit 3 of it")
+    assert describe(error).kind == "corrupted" and not describe(error).worth_a_restart
+    error.others_go_on = True
+    assert describe(error).kind == "error" and describe(error).worth_a_restart

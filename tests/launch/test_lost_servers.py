@@ -56,6 +56,12 @@ def test_a_server_is_started_again_alone(status: int, kind: str) -> None:
     assert supervision.verdict.status == 0
 
 
+def test_corrupted_values_end_a_job_that_outlives_servers() -> None:
+    supervision = replicated(restarts=2)
+    assert commands(end(supervision, 1, "ps:1", 1, raised(kind="corrupted"))) == []
+    assert supervision.phase is Phase.FAILING
+
+
 def test_a_job_without_servers_left_fails_by_the_first_one_that_was_lost() -> None:
     supervision = replicated()
     end(supervision, 1, "ps:1", -9, raised(at=1, kind="signal", summary="killed by SIGKILL"))

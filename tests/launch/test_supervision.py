@@ -547,11 +547,18 @@ def test_a_server_whose_victims_end_first_starts_the_job_again_too() -> None:
     assert supervision.phase is Phase.STARTING
 
 
-@pytest.mark.parametrize("kind", ["usage", "victim"])
+@pytest.mark.parametrize("kind", ["usage", "victim", "corrupted"])
 def test_what_would_fail_again_is_not_started_again(kind: str) -> None:
     supervision = supervise(limits=AGAIN)
     end(supervision, 1, "ps:0", 1, raised(kind=kind))
     assert supervision.phase is Phase.FAILING
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_worker_of_corrupted_values_is_not_started_again(together: bool) -> None:
+    supervision = supervise(limits=replace(AGAIN, together=together))
+    assert commands(end(supervision, 1, "worker:1", 1, raised(kind="corrupted"))) == []
+    assert supervision.phase is Phase.FAILING and supervision.verdict.status == 1
 
 
 def test_a_server_that_dies_of_a_workers_exception_starts_nothing_again() -> None:

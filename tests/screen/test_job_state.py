@@ -9,6 +9,7 @@ from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.cluster.view import ShardEntry
 from trireme.monitor.records import Begin, Record, RecordWriter, read_starts
 from trireme.screen.job_state import (
+    CORRUPTED,
     UNSAVED,
     JobSnapshot,
     TaskSnapshot,
@@ -81,6 +82,11 @@ def test_a_checkpoint_that_is_not_saved_comes_before_all_else() -> None:
     assert findings(seen) == expected
     waiting = picture(task("worker", 0, **{UNSAVED: "step 3 is NOT SAVED"}), missing=("ps:0",))
     assert findings(waiting) == ["worker:0: step 3 is NOT SAVED", "the job waits for ps:0"]
+
+
+def test_corrupted_values_come_first() -> None:
+    seen = picture(task("worker", 0, **{UNSAVED: "not saved"}), task("ps", 0, **{CORRUPTED: "bad"}))
+    assert findings(seen) == ["ps:0: bad", "worker:0: not saved"]
 
 
 SHARDS = (ShardEntry(0, 64, 0, (1,)), ShardEntry(64, 256, 0, (), (1,)))

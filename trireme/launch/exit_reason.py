@@ -19,6 +19,7 @@ from trireme.errors import (
     ConnectionBroken,
     ConnectionRefused,
     ConnectTimeout,
+    CorruptedValues,
     JobFailed,
     PeerClosed,
     Rejected,
@@ -35,9 +36,10 @@ INTERRUPTED = 130
 LEFT = 143
 """The exit status of a worker that SIGTERM has asked to leave, while its job goes on: 128 + 15."""
 
-Kind = Literal[
-    "usage", "error", "exception", "exit", "signal", "hung", "gone", "left", "silent", "victim"
-]
+Kind = (
+    Literal["usage", "error", "exception", "exit", "signal", "hung", "gone", "left", "silent"]
+    | Literal["victim", "corrupted"]
+)
 
 _VICTIMS = (
     JobFailed,
@@ -71,7 +73,7 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     errors; `exception`: anything else that was raised; `exit`: it ended with a status other than 0;
     `signal`: it was killed; `hung`: its launcher killed it; `gone`: its host, or what watches it
     there, is; `left`: a worker left when it was asked to; `silent`: one ended with status 0 and did
-    not leave; `victim`: another task failed.
+    not leave; `victim`: another task failed; `corrupted`: values have changed by themselves.
     """
 
     kind: Kind
@@ -88,7 +90,7 @@ class ExitReason(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     @property
     def worth_a_restart(self) -> bool:
         """Whether the same task may succeed when it is started again."""
-        return self.kind not in ("usage", "victim")
+        return self.kind not in ("usage", "victim", "corrupted")
 
 
 # Of workers whose programs ended well: before the job had begun, though the others waited; in the
@@ -117,6 +119,8 @@ def describe(error: BaseException, location: str = "") -> ExitReason:
     """Returns the reason of a task that ended by `error`, raised at `location` if it is known."""
     text = str(error).strip().splitlines()
     first = text[0] if text else ""
+    if isinstance(error, CorruptedValues) and not error.others_go_on:
+        return ExitReason(kind="corrupted", summary=first)
     if isinstance(error, TriremeError):
         loss = error.loss if isinstance(error, JobFailed | WireError) else ""
         refused = isinstance(error, UsageError | Rejected)  # a server would reject it again

@@ -28,11 +28,12 @@ class LaunchHook:
     Attributes:
         option: the option, with the `type` of its value; without a value there is no hook.
         make: the function from the value to a `trireme.session.hooks.Hook`, as
-            `package.module:function`. It is imported when a session begins.
+            `package.module:function`. It is imported when a session begins. Empty where something
+            else reads the option: a part of servers, or an observer, from `plugin_options`.
     """
 
     option: Option
-    make: str
+    make: str = ""
 
 
 LAUNCH_HOOKS = Plugins("trireme.hooks", "hook", LaunchHook)
@@ -95,5 +96,5 @@ def launched_hooks(config: JobConfig) -> tuple[Any, ...]:
     return tuple(
         LAUNCH_HOOKS.imported(name, "make")(value)
         for name, value in given.items()
-        if value is not None
+        if value is not None and LAUNCH_HOOKS.load(name).make
     )

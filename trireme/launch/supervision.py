@@ -263,7 +263,7 @@ class Supervision:
 
     def _worker_failed(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
         together, kind = self._limits.together, failure.reason.kind
-        worth = kind != "usage" if together else failure.reason.worth_a_restart
+        worth = kind not in ("usage", "corrupted") if together else failure.reason.worth_a_restart
         may_restart = self.restarts_left(task.name) > 0 and worth
         if self.phase is Phase.RUNNING and may_restart and not self._job_over:
             if together:

@@ -105,7 +105,7 @@ def losses(failures: Iterable[Failure]) -> list[str]:
 def _evidence(culprit: Failure, log: Path, lines: Sequence[str]) -> list[str]:
     if culprit.reason.kind == "exception":
         return [f"  its traceback is above and in {log}"]
-    if culprit.reason.kind in ("usage", "error", "victim"):
+    if culprit.reason.kind in ("usage", "error", "victim", "corrupted"):
         return [f"  its output is in {log}"]
     if not any(map(str.strip, lines)):
         return [f"  it printed nothing (its output would be in {log})"]
@@ -136,6 +136,7 @@ _MISMATCH = "gloo::EnforceNotMet"
 _ADVICE: Mapping[Kind, str] = {
     "usage": "correct the error in its message above: the same command would be refused again",
     "error": f"do what its message above says, then {_AGAIN}",
+    "corrupted": f"test that task's host: its memory, or its network; then {_AGAIN}",
     "exception": f"correct what the traceback shows, then {_AGAIN}",
     "hung": f"it was stopped, or stuck in a call that did not return; {_AGAIN} {_BY_ITSELF}",
     "gone": f"see whether that node lives, then {_AGAIN}",

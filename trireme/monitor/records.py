@@ -32,6 +32,9 @@ _log = logging.getLogger(__name__)
 UNSAVED = "unsaved"
 """The field of a worker's status that says why its last checkpoint is not saved."""
 
+CORRUPTED = "corrupted"
+"""The field of a task's status that says which values have changed by themselves."""
+
 _FIRST_SECONDS = 0.5
 _SHARE = 0.001
 

@@ -37,7 +37,7 @@ _LABELS = {
 """The label of families of several metrics; docs/monitoring.md says what each is."""
 
 _COUNTERS = (
-    *("bytes_pulled", "bytes_pushed", "checkpoints", "examples", "log_bytes"),
+    *("bytes_pulled", "bytes_pushed", "checkpoints", "corruptions", "examples", "log_bytes"),
     *("log_entries", "phase_seconds", "push_staleness", "pushes", "staleness", "takeovers"),
 )
 

@@ -192,6 +192,7 @@ class Push(FromWorker, frozen=True, array_like=True):
     # a digest of the values that the worker has written before, by `WriteValues`; 0 for none. The
     # updates of a round must agree.
     written: Number = 0
+    digest: Number = 0  # of the payload; 0 where none was taken
 
 
 class PushFields(TypedDict, total=False):
@@ -218,6 +219,7 @@ class PushReply(Message, frozen=True, array_like=True):
     # learning rate; empty as a rule
     notice: str = ""
     extra: Extra = ()  # the extra values that the push wanted
+    digest: Number = 0  # of the values; 0 where none was taken
 
 
 class Pull(FromWorker, frozen=True, array_like=True):
@@ -239,6 +241,7 @@ class PullReply(Message, frozen=True, array_like=True):
     kind: ClassVar[int] = 69
     step: Number
     stop: bool
+    digest: Number = 0  # of the values; 0 where none was taken
 
 
 class PullExtra(FromWorker, frozen=True, array_like=True):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from trireme.cluster.messages import ClusterStatus, StatusValue
 from trireme.cluster.progress import STUCK
 from trireme.monitor.numbers import number_of
-from trireme.monitor.records import UNSAVED
+from trireme.monitor.records import CORRUPTED, UNSAVED
 from trireme.screen.placement import events, shortages
 
 PHASES = ("data", "compute", "push", "wait", "apply")
@@ -109,13 +109,14 @@ def from_cluster(title: str, status: ClusterStatus, seconds: float) -> JobSnapsh
 def findings(picture: JobSnapshot) -> list[str]:
     """Returns what is wrong with a job, gravest first.
 
-    These are checkpoints that are not saved, lost tasks, missing copies, recent takeovers and
-    rollbacks, stuck and silent tasks, and waits.
+    These are corrupted values, checkpoints that are not saved, lost tasks, missing copies, recent
+    takeovers and rollbacks, stuck and silent tasks, and waits.
     """
     unsaved = [
         f"{task.name}: {alarm}"
+        for field in (CORRUPTED, UNSAVED)
         for task in picture.tasks
-        if task.live and (alarm := task.status.get(UNSAVED))
+        if task.live and (alarm := task.status.get(field))
     ]
     if picture.missing:
         return [*unsaved, f"the job waits for {', '.join(picture.missing)}"]

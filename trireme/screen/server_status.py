@@ -82,6 +82,8 @@ class ServerStatus(Measures):
         }
         if state.extension is not None:
             status |= state.extension.status()
+        watched = state.watch.status()
+        status |= watched
         if waits:
             workers, longest = sorted(wait.worker for wait in waits)[:_NAMES], waits[0].notice
             status |= {
@@ -108,6 +110,7 @@ class ServerStatus(Measures):
             "log_entries": self._entries,
             "log_bytes": self._bytes,
             "log_unconfirmed_entries": float(status.get("log_unconfirmed", 0)),
+            **{name: told for name, told in watched.items() if not isinstance(told, str)},
         }
         # A reported value stays until another is reported: what is over is reported as empty.
         over = {name: "" if isinstance(told, str) else 0.0 for name, told in self._told.items()}

@@ -341,7 +341,7 @@ class Session(DataMethods):
         began, spans = time.monotonic(), feed.spans_of(batch)
         self._in_step = True  # and all processes take part in nothing else meanwhile
         try:
-            result = self._gradient(batch, loss)
+            result = self._sound_gradient(batch, loss)
         finally:
             self._in_step = False
         computed = time.monotonic()
@@ -374,6 +374,19 @@ class Session(DataMethods):
                 f"step(batch, optimizer={name!r}): this session has one optimizer; give it several "
                 "by name, in a dict"
             )
+
+    def _sound_gradient(self, batch: Any, loss: Loss | None) -> StepResult:
+        """Computes a gradient; once more, where an observer has mended the values meanwhile."""
+        while True:
+            failure: Exception | None = None
+            try:
+                result = self._gradient(batch, loss)
+            except Exception as error:
+                failure = error
+            if self.worker.is_sound():
+                if failure is not None:
+                    raise failure
+                return result
 
     def _gradient(self, batch: Any, loss: Loss | None) -> StepResult:
         """Computes the gradient of a batch; the fields of the update are not set yet."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trireme.errors import (
     AuthenticationError,
     ConnectionBroken,
+    CorruptedValues,
     FrameError,
     OutOfMemory,
     PeerClosed,
@@ -255,7 +256,7 @@ class Service:
                     next_tick = now + self.limits.tick_seconds
                 self._turn(0 if self._closed_links or self._calls else next_tick - now)
             self._linger()
-        except OutOfMemory:
+        except (OutOfMemory, CorruptedValues):
             raise  # no error of ours, and the message says all
         except Exception:
             _log.exception("the service at %s ends by an internal error", self.address)

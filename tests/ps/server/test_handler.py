@@ -26,7 +26,9 @@ from trireme.ps.messages import (
     OptimizerSpec,
     Pull,
     PullExtra,
+    PullReply,
     Push,
+    PushReply,
     Refused,
     Share,
     Status,
@@ -44,6 +46,8 @@ from trireme.ps.rule import Average, Rule
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.measures import Measures, Report
 from trireme.ps.server.receive_buffer import ReceiveBuffer
+from trireme.ps.shard.values.parameters import Values
+from trireme.ps.shard.watch import Watch
 from trireme.ps.snapshot_messages import Load, TensorSpec, WriteValues
 from trireme.wire.connection import Incoming, SharedPayload
 from trireme.wire.handshake import Identity
@@ -339,6 +343,43 @@ class ManyWorkers:
         values = self.server.handler.shard.state.values
         assert values is not None
         return values.buffer.vectors[0].tolist()
+
+
+class Doubts(Watch):
+    """Takes no gradient of 7, notes when values change, and has a digest of those of each step."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int, float]] = []
+
+    def accepts(self, task: str, push: Push, gradients: PartBuffer) -> bool:
+        return gradients.vectors[0][0].item() != 7.0
+
+    def before_change(self, step: int, values: Values) -> None:
+        self.seen.append(("before", step, values.buffer.vectors[0][0].item()))
+
+    def after_change(self, step: int, values: Values) -> None:
+        self.seen.append(("after", step, values.buffer.vectors[0][0].item()))
+
+    def digest(self, values: Values, sent: Sequence[torch.Tensor]) -> int:
+        return 100 + int(sent[0][0].item())
+
+
+def test_a_watch_sees_each_change_and_refuses_what_is_not_as_it_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many, watch = ManyWorkers(ASYNC, 2, monkeypatch), Doubts()
+    many.server.handler.shard.state.watch = watch
+    many.push(0, 1, 7.0)
+    assert many.links[0].closed and not watch.seen and many.values == [0.0] * 16
+    many.server.handler.closed(cast(Link, many.links[0]), None)
+    many.links[0] = many.server.link("worker:0", 1)
+    many.push(0, 1, 1.0)  # it comes again
+    assert watch.seen == [("before", 0, 0.0), ("after", 1, -1.0)]
+    (answer,) = [each for each in many.links[0].sent if isinstance(each, PushReply)]
+    assert answer.digest == 99
+    many.server.hear(many.links[1], Pull(1, 0))
+    (pulled,) = [each for each in many.links[1].sent if isinstance(each, PullReply)]
+    assert pulled.digest == 99
 
 
 def test_asynchronous_workers_use_one_receive_buffer_in_turn(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -182,6 +183,36 @@ def test_a_failing_prune_does_not_deny_the_save(
     assert result.path is not None and step_of(result.path) == 2
     assert "step-000000001-writer-1 could not be deleted" in str(result.error)
     saver.wait(SOON)
+
+
+def test_what_was_not_written_as_it_was_submitted_is_written_again(tmp_path: Path) -> None:
+    saver, seen = Saver(LocalPlace(tmp_path), Checkpoint()), list[Location]()
+
+    def seal(data: CheckpointData) -> Callable[[Location], bool]:
+        def is_good(path: Location) -> bool:
+            assert load(path).step == data.step
+            seen.append(path)
+            return len(seen) == 2
+
+        return is_good
+
+    saver.seal = seal
+    saver.submit(sample(1), 1)
+    saver.wait(SOON)
+    assert seen == [*list_checkpoints(tmp_path)] * 2
+
+
+def test_a_checkpoint_that_must_not_be_used_is_removed(tmp_path: Path) -> None:
+    saver = Saver(LocalPlace(tmp_path), Checkpoint())
+
+    def is_good(path: Location) -> bool:
+        raise CheckpointError("a bit has changed")
+
+    saver.seal = lambda data: is_good
+    saver.submit(sample(1), 1)
+    with pytest.raises(CheckpointError, match="a bit has changed"):
+        saver.wait(SOON)
+    assert list_checkpoints(tmp_path) == []
 
 
 def test_a_save_is_named_by_the_writer_that_began_it(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
 import numpy as np
 import torch
+from msgspec import structs
 
 from trireme.errors import FrameError, TriremeError
 from trireme.ps.client.lanes import Answer, ClientOptions, Divided, Request
@@ -75,6 +76,8 @@ class Client:
         self._packed = False  # whether a push is under way that was packed
         self._extension: Extension | None = None
         self._written = 0  # a digest of the values that were written since the last push
+        # returns a digest of a gradient that is sent, 0 for none
+        self.seal: Callable[[PartBuffer], int] = lambda gradient: 0
         self._servers = ServerLinks(options, membership, flat.layout.spec.shards, self._place)
         self._protocol = ClientProtocol(
             options.worker,
@@ -106,6 +109,11 @@ class Client:
     @property
     def stopping(self) -> bool:
         return self._protocol.stopping
+
+    @property
+    def digests(self) -> Sequence[int]:
+        """The digests of the values that came last, by shard; another object for each."""
+        return self._protocol.digests
 
     @property
     def verdicts(self) -> list[Verdict]:
@@ -226,6 +234,8 @@ class Client:
         for shard in range(len(self._values)):
             message = self._protocol.message(self._protocol.pushed, shard)
             payload, nbytes = self._payload(shard, message)
+            if not self._packers and (digest := self.seal(self._gradients[shard])):
+                message = structs.replace(message, digest=digest)
             requests[shard] = Request(message, payload)
             self.bytes_sent += nbytes
         return requests

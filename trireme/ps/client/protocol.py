@@ -65,6 +65,7 @@ class ClientProtocol:
         self.brought: Any = None
         self.stopping = False  # whether this worker has been told to stop
         self.replies: Sequence[messages.PushReply] = ()  # to the last push, by shard
+        self.digests: Sequence[int] = ()  # of the values at hand, by shard; 0 where there is none
         self._worker, self._shards = worker, shards
         self._divisions = 0  # how often the shards were divided anew
         self._patience_seconds, self._rng = patience_seconds, rng
@@ -221,7 +222,12 @@ class ClientProtocol:
         if train:
             self.stopping = replies[0].stop
         self.step = yield from self.level([reply.step for reply in replies], train=train)
+        self.digests = self._digests_of(replies)
         yield PUBLISH
+
+    def _digests_of(self, replies: Sequence[messages.PullReply | messages.PushReply]) -> list[int]:
+        levels, step = self._rule.synchronous, self.step  # what is behind was pulled once more
+        return [0 if levels and each.step != step else each.digest for each in replies]
 
     @property
     def waits(self) -> bool:
@@ -287,6 +293,7 @@ class ClientProtocol:
             raise self._settled
         assert self._settled is not None, "there was no push to wait for"
         self.replies, self.step = self._settled
+        self.digests = self._digests_of(self.replies)
         self.pushed = self._settled = None
         self._acknowledged = self._sequence
         first = self.replies[0]

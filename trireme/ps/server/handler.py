@@ -20,6 +20,7 @@ from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import View
 from trireme.errors import FrameError, OutOfMemory, Rejected, WireError
 from trireme.host import check_fits, host_memory
+from trireme.job_config import JobConfig
 from trireme.ps.flat import as_bytes
 from trireme.ps.lending_messages import LendExtra, LendMemory, MemoryLent
 from trireme.ps.messages import (
@@ -57,6 +58,7 @@ from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
 from trireme.ps.shard.instructions import Reply, Send
 from trireme.ps.shard.shard import Shard
 from trireme.ps.shard.state import ShardState
+from trireme.ps.shard.watch import Watch
 from trireme.ps.snapshot_messages import AddParameters, Load, WriteValues
 from trireme.wire.connection import Incoming, SharedPayload
 from trireme.wire.message import Message
@@ -90,6 +92,9 @@ class ShardHandler:
     ) -> None:
         self.index = index
         self.epoch: str | None = None  # the job's epoch; None where epochs are not checked
+        self.config = JobConfig()  # the job's
+        # makes what looks at a replica, by the number of its shard
+        self.watch: Callable[[int], Watch] = lambda number: Watch()
         # the replicas that are served
         self.replicas: Replicas[Link] = Replicas(index, self._make, patience)
         # called with the connections that this server should have to others, and when one is lost
@@ -123,6 +128,7 @@ class ShardHandler:
     def _make(self, number: int) -> Dispatcher[Link]:
         dispatcher: Dispatcher[Link] = Dispatcher(Shard(number))
         dispatcher.epoch = self.epoch
+        dispatcher.shard.state.watch = self.watch(number)
         return dispatcher
 
     @property
@@ -166,6 +172,8 @@ class ShardHandler:
         if isinstance(message, Push):
             staging = self._buffer(replica).take(link, payload, link.identity.index)
             what = staging.gradients
+            if not self._accepts(link, replica, message, staging):
+                return
         try:
             if isinstance(message, Attach):
                 self._check_fits(replica, message)
@@ -353,8 +361,19 @@ class ShardHandler:
                 link.close()
                 return
             what = staging.gradients
+            if not self._accepts(link, replica, event, staging):
+                return
         route = _Route(None, staging=staging)
         self._carry_out(now, replica, replica.replicate(message, event, route, what))
+
+    def _accepts(self, link: Link, replica: Replica[Link], push: Push, staging: Staging) -> bool:
+        """Returns whether a gradient is as it was sent; if not, it is asked for by a new link."""
+        watch = replica.shard.state.watch
+        if watch.accepts(link.identity.task, push, staging.gradients):
+            return True
+        staging.release()
+        link.close()
+        return False
 
     def _borrow(self, link: Link, message: LendMemory | LendExtra, sequence: int) -> None:
         """Maps memory that a worker lends, and tells the primaries that this server follows."""

@@ -25,6 +25,7 @@ from trireme.cluster.progress import LOCATION
 from trireme.cluster.state import Policy
 from trireme.cluster.view import View
 from trireme.errors import (
+    CorruptedValues,
     JobFailed,
     TriremeError,
     WireError,
@@ -114,6 +115,7 @@ class _Server:
             patience=server.policy.heartbeat_timeout,
         )
         self._handler.on_report = self._report
+        self._handler.config = server.config
         parts = _PARTS.all().values()
         handlers: list[Handler] = [self._handler, *(part.open(self._handler) for part in parts)]
         epoch = ""  # until this server has joined
@@ -185,6 +187,10 @@ class _Server:
             self._record(self._handler.status(), True)
             if self._member.dismissed is not None:
                 self._member.leave("finished", self._member.dismissed.reason)
+        except CorruptedValues as error:
+            if not error.others_go_on:  # the job ends, though others may hold copies
+                self._member.leave("failed", str(error))
+            raise
         finally:
             self._peers.close()
             self._member.close()

@@ -168,12 +168,16 @@ class Answers:
         state, push = self._state, answer.pending.push
         stop = self._is_last(answer.pending.owner.worker)
         payload: Sequence[torch.Tensor] = ()
-        if push.pull:
+        digest = 0
+        if push.pull and state.values is not None:
             payload = state.values_for(answer.pending.owner.worker)
+            digest = state.watch.digest(state.values, payload)
         extra: Extra = ()
         if push.extra and state.extension is not None and state.shows_extra:
             extra = state.extension.pull(push.extra)
-        message = PushReply(answer.verdict, state.step, answer.staleness, stop, self.notice, extra)
+        message = PushReply(
+            answer.verdict, state.step, answer.staleness, stop, self.notice, extra, digest
+        )
         return Reply(answer.pending.route, message, payload)
 
     def _highest_clock(self) -> float:
@@ -212,7 +216,9 @@ class Answers:
                 stop = self._is_last(worker)
             else:
                 stop = state.leader is not None and state.leader.ending.reached(state.step)
-            out.append(Reply(each.route, PullReply(state.step, stop), state.values_for(worker)))
+            payload = state.values_for(worker)
+            digest = state.watch.digest(state.values, payload)
+            out.append(Reply(each.route, PullReply(state.step, stop, digest), payload))
         return out
 
     # -- notices ---------------------------------------------------------------------------------

@@ -162,6 +162,7 @@ class Updates:
         state = self._state
         assert state.values is not None
         steps, state.step = step - state.step, step
+        state.watch.before_change(step - steps, state.values)
         try:
             if hyper is not None:
                 state.values.optimizer.set_hyper(hyper)
@@ -184,6 +185,7 @@ class Updates:
             )
         if hyper is not None:
             state.hyper = hyper
+        state.watch.after_change(step, state.values)
         return Applied(step)
 
     def _decide(self, pending: Pending, verdict: push_table.Decided, staleness: int) -> PushAnswer:

@@ -21,6 +21,7 @@ from trireme.ps.rule import Rule
 from trireme.ps.shard.participants import Participants
 from trireme.ps.shard.push_table import PushTable
 from trireme.ps.shard.values.parameters import Values
+from trireme.ps.shard.watch import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class ShardState:
         self.rule = Rule()  # the rule of what was shown
         self.synchronous = False  # whether the rule is synchronous; read several times a push
         self.values: Values | None = None  # the values; None before a worker has shown its model
+        self.watch = Watch()  # looks at the values
         self.extension: HeldExtension | None = None  # the extra values; None where there are none
         # whether answers have the extra values that are wanted: not at a backup, whose answers
         # nobody hears

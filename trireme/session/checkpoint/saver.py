@@ -17,6 +17,7 @@ from trireme.session.options import Checkpoint
 
 _log = logging.getLogger(__name__)
 
+
 RETRY_SECONDS = 30.0
 """The seconds after which a failed save is retried at the latest."""
 
@@ -60,6 +61,12 @@ class _Waiting(NamedTuple):
     data: CheckpointData
     writer: int
     delays: Sequence[float]
+    is_good: Callable[[Location], bool]
+
+
+Seal = Callable[[CheckpointData], Callable[[Location], bool]]
+"""Takes a checkpoint that is to be written; returns what looks at it once it is, and returns
+whether it need not be written again."""
 
 
 class Saver:
@@ -79,6 +86,7 @@ class Saver:
     ) -> None:
         self._place, self._options = place, options
         self._write, self._sleep = write, sleep
+        self.seal: Seal = lambda data: lambda path: True
         self._lock = threading.Lock()
         self._waiting: _Waiting | None = None
         self._writing: int | None = None  # the step; None where no thread writes
@@ -88,8 +96,9 @@ class Saver:
 
     def submit(self, data: CheckpointData, writer: int, delays: Sequence[float] = ()) -> None:
         """Submits a checkpoint and returns at once; `delays` come before further attempts."""
+        is_good = self.seal(data)
         with self._lock:
-            self._waiting = _Waiting(data, writer, delays)
+            self._waiting = _Waiting(data, writer, delays, is_good)
             if self._writing is None:
                 self._writing = data.step
                 self._thread = threading.Thread(target=self._run, name="trireme-saver", daemon=True)
@@ -134,7 +143,12 @@ class Saver:
         while True:
             try:
                 path = self._write(self._place, data, writer=begun.writer)
-                break
+                try:
+                    if begun.is_good(path):
+                        break
+                except Exception:
+                    self._place.remove(path)
+                    raise
             except Exception as error:  # reported by `results` and `wait`
                 cause, delay = error.__cause__, next(further, None)
                 if delay is None or not isinstance(cause, OSError):

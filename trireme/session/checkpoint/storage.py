@@ -15,7 +15,7 @@ from trireme.location import Location, StoreError
 from trireme.session.checkpoint import CheckpointData, list_checkpoints, step_of
 from trireme.session.checkpoint.place import Place, place_of
 from trireme.session.checkpoint.run_lock import writer_here
-from trireme.session.checkpoint.saver import RETRY_SECONDS, Saver, Schedule
+from trireme.session.checkpoint.saver import RETRY_SECONDS, Saver, Schedule, Seal
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
 
@@ -45,6 +45,11 @@ class Storage:
             self._saver = Saver(self._place, self._options)
         self.scheduled = self._saver is not None
         self._schedule: Schedule | None = None
+
+    def seal_by(self, seal: Seal) -> None:
+        """Has a function look at what is saved."""
+        if self._saver is not None:
+            self._saver.seal = seal
 
     def open(self, view: int) -> None:
         if self._place is None:

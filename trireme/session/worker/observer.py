@@ -32,6 +32,13 @@ class Observer:
     def before_gradient(self, computation: Computation, batch: Any) -> None:
         """Called before a session computes the gradient of a batch."""
 
+    def is_sound(self) -> bool:
+        """Returns whether a gradient is to be used; else it is computed once more.
+
+        Called after a session has computed it, or has failed to.
+        """
+        return True
+
     def before_update(self, weight: float, examples: Sequence[Span]) -> None:
         """Called before an update, with its gradients.
 
@@ -48,6 +55,10 @@ class Observer:
 
     def log(self, values: Mapping[str, float | torch.Tensor], run: str, step: int) -> None:
         """Called with numbers that the program or an evaluation logs, on the chief."""
+
+    def status(self) -> Mapping[str, float | str]:
+        """Returns what the worker tells of it; numbers are metrics too."""
+        return {}
 
     def on_fail(self, error: BaseException) -> None:
         """Called with the exception that ends training."""

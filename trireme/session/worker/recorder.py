@@ -158,9 +158,15 @@ class Recorder:
             **{name: sums[name] for name in _COUNTERS},
             **{f"pushes/{verdict}": count for verdict, count in self._pushes.items()},
             **{f"phase_seconds/{phase}": seconds for phase, seconds in self.seconds.items()},
+            **{name: told for name, told in self._observed().items() if not isinstance(told, str)},
             "checkpoints/saved": storage.saved,
             "checkpoints/failed": storage.failed,
         }
+
+    def _observed(self) -> dict[str, float | str]:
+        """Returns what observers tell."""
+        every = [each.status() for each in self._worker.observers.values()]
+        return {name: told for status in every for name, told in status.items()}
 
     @property
     def job_examples(self) -> float:
@@ -214,7 +220,7 @@ class Recorder:
             **{f"{phase}_seconds": means[phase] for phase in self.seconds},
         }
         self._reported = numbers
-        status: dict[str, float | str] = dict(numbers)
+        status: dict[str, float | str] = {**numbers, **self._observed()}
         if worker.storage.failed:
             status["checkpoints_failed"] = worker.storage.failed
         if worker.storage.alarm:

@@ -256,9 +256,9 @@ class Worker:
         push was to stop, the gradients are not pushed.
         """
         self._parameters.check_frozen()  # parts of a model follow the program within a step
-        self._check_writes()
         for observer in self.observers.values():
             observer.before_update(weight, examples)
+        self._check_writes()
         self.checkpoints.ask_all()
         backend, lifecycle = self.backend, self.lifecycle
         try:
@@ -422,6 +422,10 @@ class Worker:
     def _save(self) -> None:
         if self.lifecycle.is_chief or self.setup.process_group is not None:
             self.checkpoints.save()
+
+    def is_sound(self) -> bool:
+        """Returns whether a gradient is to be used; else it is computed once more."""
+        return all([observer.is_sound() for observer in self.observers.values()])
 
     def note(self, error: BaseException) -> None:
         """Has observers add to an error what is known of it."""
