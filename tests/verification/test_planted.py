@@ -97,16 +97,17 @@ class Plant:
 FORWARD = "return self.last(hidden)"
 BACKWARD = "    loss.backward()\n"
 BATCH = "    optimizer.zero_grad()\n"
+ANY = "first.weight first.bias last.weight last.bias"
 SUMS = "ps/shard/values/gradient_sums.py"
 
 PLANTS = [
     Plant(
-        *("clips each worker's own gradient", SYNC, 1, "values", "first.weight last.weight"),
+        *("clips each worker's own gradient", SYNC, 1, "values", ANY),
         "by its own norm",
         edits=((BACKWARD, BACKWARD + "    nn.utils.clip_grad_norm_(model.parameters(), 0.01)\n"),),
     ),
     Plant(
-        *("scales the gradient by worker", ALLREDUCE, 1, "values", "first.weight last.weight"),
+        *("scales the gradient by worker", ALLREDUCE, 1, "values", ANY),
         "differ when they reach the optimizer",
         edits=(
             (
@@ -133,7 +134,10 @@ PLANTS = [
     Plant(
         *("noise that the loop draws", SYNC, 1, "examples", "contents"),
         "the loop draws random numbers",
-        edits=((BATCH, "    x = x + torch.tensor(np.random.randn(*x.shape)).float()\n" + BATCH),),
+        edits=(
+            ("torch.manual_seed(1)\n", "torch.manual_seed(1)\nnp.random.seed(1)\n"),
+            (BATCH, "    x = x + torch.tensor(np.random.randn(*x.shape)).float()\n" + BATCH),
+        ),
     ),
     Plant(
         *("noise that the model draws", SYNC, 1, "loss", "the loss"),
@@ -173,13 +177,11 @@ PLANTS = [
         ),
     ),
     Plant(
-        *("a hook that does not fire", FSDP, 1, "values", "first.weight"),
-        "is called in one process, and not in the job",
-        program=SESSION,
-        edits=(
-            ("data, model = Data(), Net()\n",
-             "data, model = Data(), Net()\nmodel.first.weight.register_hook(lambda g: g * 0.5)\n"),
-        ),
+        *("collectives weigh all batches alike", ALLREDUCE, 3, "values", ANY),
+        "differ when they reach the optimizer",
+        edits=(("torch.randn(160, 6)", "torch.randn(44, 6)"),),
+        mutants=(("parallel/gradients.py", "        return factor\n\n\nclass ShardedMean",
+                  "        total()\n        return lambda: 1.0\n\n\nclass ShardedMean"),),
     ),
     Plant(
         *("data without a seed", SYNC, 1, "examples", "contents"),
@@ -221,18 +223,18 @@ PLANTS = [
         ),
     ),
     Plant(
-        *("servers add up and do not divide", SYNC, 1, "values", "first.weight last.weight"),
+        *("servers add up and do not divide", SYNC, 1, "values", ANY),
         "what it makes of them does not",
         mutants=((SUMS, "float(len(weights)) if equal else sum(weights)", "1.0"),),
     ),
     Plant(
-        *("one of two servers drops a worker", TWO, 1, "values", "first.weight last.weight"),
+        *("one of two servers drops a worker", TWO, 1, "values", ANY),
         "what it makes of them does not",
         mutants=((SUMS, "torch.add(first, second, alpha=factors[1], out=target)",
                   "torch.add(first, first, alpha=factors[1], out=target)"),),
     ),
     Plant(
-        *("servers do not hear of the rate", SYNC, 2, "values", "first.weight last.weight"),
+        *("servers do not hear of the rate", SYNC, 2, "values", ANY),
         "has other settings",
         program=SESSION,
         mutants=(
@@ -242,7 +244,7 @@ PLANTS = [
         ),
     ),
     Plant(
-        *("collectives add up", ALLREDUCE, 1, "values", "first.weight last.weight"),
+        *("collectives add up", ALLREDUCE, 1, "values", ANY),
         "differ when they reach the optimizer",
         mutants=(("parallel/gradients.py", "vector.div_(self._process_group.mesh.replicas)",
                   "pass"),),
