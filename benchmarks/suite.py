@@ -63,6 +63,7 @@ BENCHMARKS = (
     Benchmark("q", "architectures", "benchmarks.bench_architectures", 200, True, named_only=True),
     Benchmark("r", "tables", "benchmarks.bench_tables", 80, named_only=True),
     Benchmark("s", "topics", "benchmarks.bench_topics", 400, named_only=True),
+    Benchmark("t", "corruption", "benchmarks.bench_corruption", 60, True, named_only=True),
 )
 """All of them, in order."""
 
