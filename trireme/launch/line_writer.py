@@ -43,6 +43,7 @@ class LineWriter:
         self._lacking: TextIO | None = None  # the stream of the line that was dropped last
         self._writing = False
         self._closed = False
+        self._given_up = False  # a stream that takes nothing, at the end
         self._took = 0.0
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
@@ -65,19 +66,23 @@ class LineWriter:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
 
-    def close(self) -> None:
+    def wait(self) -> None:
         """Waits until all is written, or gives up a stream that takes nothing."""
         began = time.monotonic()
         with self._changed:
             self._note_dropped()
+            while (self._lines or self._writing) and not self._given_up:
+                left = max(began, self._took) + _END_SECONDS - time.monotonic()
+                self._given_up = left <= 0
+                self._changed.wait(max(left, 0.0))
+
+    def close(self) -> None:
+        """Waits as `wait`, and ends the thread."""
+        self.wait()
+        with self._changed:
             self._closed = True
             self._changed.notify_all()
-            while self._lines or self._writing:
-                left = max(began, self._took) + _END_SECONDS - time.monotonic()
-                if left <= 0:
-                    return
-                self._changed.wait(left)
-        if self._thread is not None:
+        if self._thread is not None and not self._given_up:
             self._thread.join()
 
     def _has_room(self, length: int) -> bool:

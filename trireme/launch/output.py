@@ -108,7 +108,10 @@ class BackgroundConsole(Console):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for writer in set(self._writers.values()):
+        writers = set(self._writers.values())
+        for writer in writers:  # what one cannot write is said by the other
+            writer.wait()
+        for writer in writers:
             writer.close()
 
     def _show(self, stream: TextIO, line: str) -> None:
