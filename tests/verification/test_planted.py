@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import ROOT
 
 LOOP = """
-import os, random, sys
+import json, os, random, sys
 import numpy as np, torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -196,8 +196,8 @@ PLANTS = [
         "makes data of its own",
         edits=(
             ("torch.manual_seed(1)\n",
-             "task = trireme.session.session.current_task()\n"
-             "torch.manual_seed(task.index + 10 * task.workers)\n"),
+             "task = json.loads(os.environ['TRIREME_TASK'])\n"
+             "torch.manual_seed(task['index'] + 10 * task['workers'])\n"),
         ),
     ),
     Plant(
