@@ -124,7 +124,8 @@ def test_asynchronous_workers_are_checked_too(flip: Flip) -> None:
     outcome = run(flip, strategy="async")
     assert outcome.flipped and outcome.failure == ""
     assert len(outcome.told) == 1 and flip.named in outcome.told[0][1]
-    assert outcome.told[0][0] - flip.step <= 4, "two workers make steps in turn"
+    if flip.place != "worker":  # meanwhile the other worker may make any number of steps
+        assert outcome.told[0][0] - flip.step <= 4, "two workers make steps in turn"
 
 
 def test_a_loss_that_is_not_finite_is_computed_again_from_values_that_are_put_back() -> None:
