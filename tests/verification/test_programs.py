@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import ROOT
-
 PROGRAMS = Path(__file__).parent / "programs"
 SYNC = ("--ps", "1", "--strategy", "sync")
 RESUMED = (*SYNC, "--stop-at", "3")
@@ -68,7 +66,6 @@ def verified(directory: Path, *arguments: str) -> dict[str, Any]:
     ended = subprocess.run(
         [*command, *(each for each in arguments if each == "fixed")],
         cwd=directory,
-        env=None,
         capture_output=True,
         text=True,
         timeout=280,
@@ -81,4 +78,3 @@ def verified(directory: Path, *arguments: str) -> dict[str, Any]:
 
 def test_every_program_is_tested() -> None:
     assert {path.stem for path in PROGRAMS.glob("*.py")} == {*MISTAKES, "own_shares"}
-    assert ROOT in PROGRAMS.parents
