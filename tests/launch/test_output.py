@@ -8,6 +8,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
+from trireme.launch import output
 from trireme.launch.output import BackgroundConsole, Console
 from trireme.launch.process import LINE_BYTES, Pipe
 
@@ -128,6 +131,37 @@ def test_streams_of_the_program_itself_take_lines_of_the_background() -> None:
         console.line("ps:0", "one", False)
         console.say("two")
     assert out.getvalue() == "ps:0 | one\ntrireme: two\n"
+
+
+def test_lines_that_are_not_taken_are_counted_where_they_would_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(output, "_WAITING", 10)
+    monkeypatch.setattr(output, "_STALLED_SECONDS", 0.01)
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "w") as out, os.fdopen(reader) as read:
+        fill(out.fileno())
+        with BackgroundConsole(out, io.StringIO(), {}) as console:
+            for number in range(1000):
+                console.line("ps:0", str(number), False)
+            os.read(reader, 1 << 20)
+        out.close()
+        *shown, note = read.read().splitlines()
+    assert 10 <= len(shown) <= 11  # one may be on its way
+    assert shown == [f"ps:0 | {number}" for number in range(len(shown))]
+    assert f"{1000 - len(shown)} lines are not shown" in note
+
+
+def fill(descriptor: int) -> None:
+    """Fills a pipe."""
+    os.set_blocking(descriptor, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(descriptor, bytes(1 << 16))
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(descriptor, b"\0")
+    os.set_blocking(descriptor, True)
 
 
 @contextlib.contextmanager

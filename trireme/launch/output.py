@@ -17,14 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Self, TextIO
 
-from trireme.launch.line_writer import LineWriter
+from trireme.monitor.background_writer import BackgroundWriter
 from trireme.printable import printable
 
 LAST_LINES = 12
 LOG_BYTES = 1 << 26
 """When a log has so many bytes it is renamed, in place of the one renamed before: to `.log.1`."""
 
-_WRITE_BYTES = 1 << 14
+_WAITING = 10_000
+"""How many lines wait for a stream that takes them later."""
+_STALLED_SECONDS = 0.5
+"""A stream that has taken nothing for so long is one that takes nothing."""
+_END_SECONDS = 5.0
+"""The same, for each line that is left at the end."""
 _COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _ALARM = "31"
 
@@ -85,37 +90,37 @@ class Console:
 class BackgroundConsole(Console):
     """A console that writes in threads of its own: a terminal that takes nothing stops no job.
 
-    Use it as a context manager: at the end it waits until all is written, for some seconds.
+    Lines that come faster than they are taken wait. While nothing is taken (Ctrl-S, a pager, a pipe
+    that nobody reads) further ones are dropped, and counted. Use it as a context manager: at the
+    end it waits until all is written, for some seconds a line.
     """
 
     def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str]) -> None:
         super().__init__(out, error, environ)
-        one = self._writer()
+        one = BackgroundWriter("console", _WAITING, _STALLED_SECONDS)
         # A terminal that is both shows lines in their order.
-        both = (_file(out) is not None and _file(out) == _file(error)) or out is error
-        self._writers = {id(out): one, id(error): one if both else self._writer()}
-
-    def _writer(self) -> LineWriter:
-        def note(lines: int) -> str:
-            return (
-                f"trireme: {lines} lines are not shown, as nothing was taken here for a while: "
-                "the logs have those of tasks"
-            )
-
-        return LineWriter(self._write, "console", note)
+        both = out is error or (_file(out) is not None and _file(out) == _file(error))
+        other = one if both else BackgroundWriter("console", _WAITING, _STALLED_SECONDS)
+        self._writers = {out: one, error: other}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        writers = set(self._writers.values())
-        for writer in writers:  # what one cannot write is said by the other
-            writer.wait()
-        for writer in writers:
-            writer.close()
+        for stream, writer in self._writers.items():
+            dropped, writer.dropped = writer.dropped, 0  # so that it waits for room once more
+            if dropped:
+                writer.put(partial(self._write, stream, _note(dropped)))
+            writer.close(_END_SECONDS)
 
     def _show(self, stream: TextIO, line: str) -> None:
-        self._writers[id(stream)].put(stream, line)
+        with self._lock:
+            writer = self._writers[stream]
+            if writer.dropped:
+                if not writer.put(partial(self._write, stream, _note(writer.dropped))):
+                    return  # which counts as this line
+                writer.dropped = 0
+            writer.put(partial(self._write, stream, line))
 
     def _print(self, stream: TextIO, text: str) -> None:
         if _file(stream) is None:
@@ -125,12 +130,18 @@ class BackgroundConsole(Console):
         descriptor, data = stream.fileno(), f"{text}\n".encode(stream.encoding)
         while data:
             try:
-                data = data[os.write(descriptor, data[:_WRITE_BYTES]) :]
+                data = data[os.write(descriptor, data) :]
             except BlockingIOError:
                 waiting = select.poll()
                 waiting.register(descriptor, select.POLLOUT)
                 waiting.poll()
-            self._writers[id(stream)].took()
+
+
+def _note(lines: int) -> str:
+    return (
+        f"trireme: {lines} lines are not shown, as nothing was taken here for a while: the logs "
+        "have those of tasks"
+    )
 
 
 def _file(stream: TextIO) -> tuple[int, int] | None:

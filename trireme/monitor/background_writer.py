@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Self, TextIO
 
 _END_SECONDS = 2.0
-"""How long what is left may take at the end."""
+"""How long each write that is left may take at the end."""
 
 
 class BackgroundWriter:
@@ -20,9 +19,19 @@ class BackgroundWriter:
 
     Where the disk or the terminal takes nothing, writes wait, up to `capacity`. Further ones are
     dropped.
+
+    Args:
+        name: of the thread.
+        capacity: how many writes wait.
+        patience: for how many seconds `put` waits for room, where none was dropped before.
+
+    Attributes:
+        dropped: how many were dropped. Who has told of them sets it to 0.
     """
 
-    def __init__(self, name: str, capacity: int = 1000) -> None:
+    def __init__(self, name: str, capacity: int = 1000, patience: float = 0.0) -> None:
+        self.dropped = 0
+        self._patience = patience
         self._queue: queue.Queue[Callable[[], object] | None] = queue.Queue(capacity)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -33,17 +42,23 @@ class BackgroundWriter:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def put(self, write: Callable[[], object]) -> None:
-        """Has a function called in the thread, or drops it. Never blocks."""
-        with suppress(queue.Full):
-            self._queue.put_nowait(write)
+    def put(self, write: Callable[[], object]) -> bool:
+        """Has a function called in the thread; drops it and returns False if there is no room."""
+        try:
+            self._queue.put(write, timeout=0.0 if self.dropped else self._patience)
+        except queue.Full:
+            self.dropped += 1
+            return False
+        return True
 
     def close(self, seconds: float = _END_SECONDS) -> None:
-        """Waits until all is written, at most so long; what is left then is lost."""
-        deadline = time.monotonic() + seconds
+        """Waits until all is written. What is left when a write takes so long is lost."""
         with suppress(queue.Full):
             self._queue.put(None, timeout=seconds)
-        self._thread.join(max(0.0, deadline - time.monotonic()))
+        before = None
+        while self._thread.is_alive() and (waiting := self._queue.qsize()) != before:
+            before = waiting
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         while (write := self._queue.get()) is not None:
