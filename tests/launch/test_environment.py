@@ -66,7 +66,7 @@ def test_a_process_takes_part_in_a_job_of_several_tasks_once(
     task: TaskConfig, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TASK_VARIABLE, encode_task(task))
-    monkeypatch.setattr(environment, "_LAUNCHED", {})
+    monkeypatch.setattr(environment, "_LEFT", {})
     mine = environment.current_task()
     environment.check_not_left(mine)
     environment.leave_task(mine)

@@ -85,7 +85,7 @@ def current_task() -> TaskConfig:
             # TensorFlow's programs wait in `server.join()` here. A server runs none of this.
             ENVIRONMENTS.load(LAUNCHERS).serve(sys.argv[1:])
     if TASK_VARIABLE in os.environ or found is not None:
-        _LAUNCHED.setdefault(_key(task), False)
+        _LEFT.setdefault(_key(task), False)
     if task.group.size > 1 and (task.group.one_host or is_loopback(task.group.address)):
         _stay_on_loopback(os.environ)
     return task
@@ -183,8 +183,8 @@ def _print_error(
     raise SystemExit(2 if isinstance(error, UsageError) else 1)
 
 
-_LAUNCHED: dict[tuple[object, ...], bool] = {}
-"""The parts in jobs that a launcher has started this process for, and whether it has left each."""
+_LEFT: dict[tuple[object, ...], bool] = {}
+"""For each part in a job that a launcher has started this process for, whether it has left it."""
 
 
 def _key(task: TaskConfig) -> tuple[object, ...]:
@@ -193,26 +193,24 @@ def _key(task: TaskConfig) -> tuple[object, ...]:
 
 def leave_task(task: TaskConfig) -> None:
     """Notes that this process has left the job of a task."""
-    if _key(task) in _LAUNCHED:
-        _LAUNCHED[_key(task)] = True
+    if _key(task) in _LEFT:
+        _LEFT[_key(task)] = True
 
 
 def check_not_left(task: TaskConfig) -> None:
-    """Checks that this process has not left the job of a task that it was started for.
+    """Raises `ConfigurationError` where this process has left the job that it was started for.
 
-    Raises:
-        ConfigurationError: it has; other tasks, or the checkpoints of the job, are of the first
-            part that it had in the job.
+    Other tasks, or the checkpoints of the job, are of its first part in it.
     """
     shared = task.workers > 1 or task.servers or task.group.size > 1
     saved = "launcher" in task.descriptors and task.config.output.run_dir
-    if _LAUNCHED.get(_key(task)) and (shared or saved):
+    if _LEFT.get(_key(task)) and (shared or saved):
         raise ConfigurationError(
-            f"{task.name} has left its job, and a program that was launched as a task trains one "
-            "model: one session, distribute or connect. To train several, as in cross-validation, "
-            "start a job for each: by trireme.run(function, ...) in a program that plain python "
-            "runs, or by a `trireme run` for each, with a run directory of its own. Under plain "
-            "python alone a program may open one session after the other"
+            f"{task.name} has left its job, and a launched program trains one model: one session, "
+            "distribute or connect. To train several, as in cross-validation, start a job for "
+            "each: by trireme.run(function, ...) in a program that plain python runs, or by a "
+            "`trireme run` for each, with a run directory of its own. Under plain python alone a "
+            "program may open one session after the other"
         )
 
 

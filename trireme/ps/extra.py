@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
 from trireme.errors import FrameError
 from trireme.wire.message import Name, Number
+
+ALIGNMENT = 64
+"""Bytes of extra values begin at multiples of so many."""
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -23,7 +26,31 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 Extra = tuple[bytes | Place, ...]
-"""The part of a request or an answer: bytes, or where they lie; see `trireme.ps.lent_memory`."""
+"""The part of a request or an answer: bytes, or where they lie."""
+
+
+def aligned(nbytes: int) -> int:
+    """Returns a length, rounded up to a multiple of those at which such bytes begin."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+class LentMemory(Protocol):
+    """One side's use of the memory that a worker lends for extra values, as a transport has it."""
+
+    def space(self, nbytes: int) -> memoryview | None:
+        """Returns memory for what the next request sends; None if that is more than there is."""
+
+    def sent(self, extra: Extra) -> Extra:
+        """Returns a request with the places of its bytes, which are copied if they lie elsewhere.
+
+        It is returned as it is where there is no room.
+        """
+
+    def received(self, extra: Extra) -> Extra:
+        """Returns a request, or an answer, with the bytes at the places that it names."""
+
+    def answer(self, extra: Extra) -> Extra:
+        """Returns an answer with the places of its bytes, which are copied behind the request."""
 
 
 class ShownExtension(msgspec.Struct, frozen=True, array_like=True):

@@ -27,6 +27,7 @@ from trireme.errors import (
     PeerClosed,
     WireError,
 )
+from trireme.shm.lent_memory import LentMemory
 from trireme.shm.memory import Lending, SharedMemory, available
 from trireme.wire.shared_memory import LocalMemory
 from trireme.wire.transport import Listener, Stream, Transport
@@ -188,5 +189,7 @@ SHM = Transport(
     "name",
     connect,
     listen,
-    memory=LocalMemory(available, SharedMemory.create, SharedMemory.attach, Lending, shm_address),
+    memory=LocalMemory(
+        available, SharedMemory.create, SharedMemory.attach, Lending, LentMemory, shm_address
+    ),
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -67,4 +67,5 @@ class LocalMemory:
     # maps what a peer has created, by its descriptor and size; raises `ConnectionBroken`
     attach: Callable[[int, int], SharedMemory]
     lend: Lend
+    lent: Callable[[SharedMemory], Any]  # makes the `trireme.ps.extra.LentMemory` of one side
     address: Callable[[str], str]  # of the listener beside one at a TCP address of this host

@@ -19,9 +19,9 @@ from trireme.errors import CheckpointError, ConfigurationError, ConnectionBroken
 from trireme.ps.client.lanes import Transmit
 from trireme.ps.client.server_links import ServerLinks
 from trireme.ps.extra import Extra, Place
-from trireme.ps.lent_memory import LentMemory
 from trireme.ps.messages import PullExtra, Push
 from trireme.session.checkpoint import list_checkpoints, step_of
+from trireme.shm.lent_memory import LentMemory
 from trireme.shm.memory import available
 from trireme.tables.job.connection import Connection
 from trireme.tables.table_spec import (

@@ -22,8 +22,8 @@ from trireme.errors import (
 )
 from trireme.ps.client.lanes import Answer, ClientOptions, Lane, Lanes, Transmit
 from trireme.ps.dialing import dial
+from trireme.ps.extra import LentMemory
 from trireme.ps.lending_messages import LendExtra, LendMemory, MemoryLent
-from trireme.ps.lent_memory import LENT_BYTES, LentMemory
 from trireme.ps.messages import PulledExtra, PullExtra, Push, PushReply
 from trireme.ps.replication.messages import ConnectToShard
 from trireme.wire.connection import Connection, Incoming
@@ -33,6 +33,8 @@ from trireme.wire.shared_memory import LocalMemory, SharedMemory
 from trireme.wire.transport import local_memory
 
 _log = logging.getLogger(__name__)
+
+_LENT_BYTES = 1 << 28  # for extra values; the system gives pages when they are first used
 
 SLICE = 0.1
 """Seconds between two looks at whether the job is over, and has another view."""
@@ -268,13 +270,13 @@ class ServerLinks:
         if not self.lends_extra:
             return
         try:
-            memory = local.create(LENT_BYTES)
+            memory = local.create(_LENT_BYTES)
         except OSError as error:
             _log.warning("there is no memory to lend for extra values: %s", error)
             return
         try:
             if self._accepts(connection, LendExtra(memory.nbytes), memory):
-                link.lent = LentMemory(memory)
+                link.lent = local.lent(memory)
         finally:
             memory.close()
 

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Sequence
 
 from trireme.errors import WireError
-from trireme.ps.extra import Extra, bytes_in
+from trireme.ps.extra import Extra, LentMemory, bytes_in
 from trireme.ps.lending_messages import LendExtra, LendMemory
-from trireme.ps.lent_memory import LentMemory
 from trireme.ps.replication.log import Lent
 from trireme.wire.service import Link
 from trireme.wire.shared_memory import SharedMemory
@@ -76,9 +75,11 @@ class BorrowedExtra:
     def add(self, link: Link, message: LendExtra) -> bool:
         """Maps memory that a worker of this host lends; returns False if it cannot be used."""
         memory = _attached(link, message.nbytes)
-        if memory is not None:
-            self._memories[link] = LentMemory(memory)
-        return memory is not None
+        local = local_memory()
+        if memory is None or local is None:
+            return False
+        self._memories[link] = local.lent(memory)
+        return True
 
     def remove(self, link: Link) -> None:
         self._memories.pop(link, None)

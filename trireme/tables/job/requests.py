@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trireme.errors import ConfigurationError, FrameError, Rejected
-from trireme.ps.extra import Extra, ExtraParts, ExtraRequest, Space, bytes_in
-from trireme.ps.lent_memory import aligned
+from trireme.ps.extra import Extra, ExtraParts, ExtraRequest, Space, aligned, bytes_in
 from trireme.tables.keys import SLOTS, Counts, Keys, put_rows, split, sum_rows, unique
 from trireme.tables.table_spec import Add, TableSpec
 from trireme.wire.message import Index, Limits

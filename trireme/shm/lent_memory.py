@@ -8,42 +8,25 @@ an old connection meets another request. The system gives pages to it when they 
 from __future__ import annotations
 
 from trireme.errors import FrameError, WireError
-from trireme.ps.extra import Extra, Place
+from trireme.ps.extra import Extra, Place, aligned
 from trireme.wire.shared_memory import SharedMemory
-
-LENT_BYTES = 1 << 28
-"""The size of such memory, of which only what is used takes memory."""
-
-ALIGNMENT = 64
-"""What lies there begins at multiples of so many bytes."""
-
-
-def aligned(nbytes: int) -> int:
-    """Returns a length, rounded up to a multiple of `ALIGNMENT`."""
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 class LentMemory:
-    """One side's use of the memory."""
+    """One side's use of the memory; see `trireme.ps.extra.LentMemory`."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self._memory = memory
         self._top = 0  # of the request, after which the answer lies
 
     def space(self, nbytes: int) -> memoryview | None:
-        """Returns memory for what the next request sends; None if that is more than there is."""
         return self._memory.view[:nbytes] if nbytes <= self._memory.nbytes else None
 
     def sent(self, extra: Extra) -> Extra:
-        """Returns a request with the places of its bytes, which are copied if they lie elsewhere.
-
-        It is returned as it is where there is no room.
-        """
         self._top = max((self._end(each) for each in extra), default=0)
         return self.answer(extra)
 
     def received(self, extra: Extra) -> Extra:
-        """Returns a request, or an answer, with the bytes at the places that it names."""
         self._top = max((e.offset + e.nbytes for e in extra if isinstance(e, Place)), default=0)
         try:
             return tuple(
@@ -56,7 +39,6 @@ class LentMemory:
             raise FrameError(str(error)) from error
 
     def answer(self, extra: Extra) -> Extra:
-        """Returns an answer with the places of its bytes, which are copied behind the request."""
         size = sum(aligned(_view(each).nbytes) for each in extra if not self._end(each))
         if aligned(self._top) + size > self._memory.nbytes:
             return extra

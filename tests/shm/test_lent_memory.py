@@ -9,16 +9,16 @@ import random
 import pytest
 
 from trireme.errors import FrameError
-from trireme.ps.extra import Extra, Place, bytes_in
+from trireme.ps.extra import ALIGNMENT, Extra, Place, aligned, bytes_in
 from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout
-from trireme.ps.lent_memory import ALIGNMENT, LentMemory, aligned
 from trireme.ps.messages import ParameterSpec, Push
 from trireme.ps.replication.messages import PS_CATALOG
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
+from trireme.shm import memory as memories
+from trireme.shm.lent_memory import LentMemory
 
-memories = pytest.importorskip("trireme.shm.memory", reason="shared memory is not installed")
 pytestmark = pytest.mark.skipif(not memories.available(), reason="needs Linux")
 
 SIZE = 1 << 16
