@@ -55,6 +55,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
         **{"lost-updates": "advice", "other-optimizers": "advice", "schedules": "advice"},
         **{"served-optimizer": "advice", "verification": "verification"},
     },
+    "trireme.kernels": {"fused": "kernels"},
     "trireme.measures": {"servers": "screen"},
     "trireme.server_parts": {"corruption": "corruption", "tracer": "tracking"},
     "trireme.packing": {"codecs": "compression"},

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Self, TextIO
 
-from trireme.monitor.background_writer import BackgroundWriter
+from trireme.launch.background_writer import BackgroundWriter
 from trireme.printable import printable
 
 LAST_LINES = 12

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from trireme.cli.tasks.coordinator import policy_of, serve_metrics
 from trireme.errors import JobFailed, TriremeError, UsageError
+from trireme.launch.background_writer import BackgroundHandler, BackgroundWriter
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment import detect
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, LauncherPipe, describe
@@ -25,7 +26,6 @@ from trireme.launch.process_setup.resources import (
     keep_freed_memory,
     take_turns,
 )
-from trireme.monitor.background_writer import BackgroundHandler, BackgroundWriter
 from trireme.printable import printable
 
 if TYPE_CHECKING:

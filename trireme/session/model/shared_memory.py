@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from itertools import combinations
+from typing import Any
 
 import torch
 from torch import nn
@@ -60,10 +61,10 @@ def _meet(one: torch.Tensor, other: torch.Tensor) -> bool:
     return bool(marks.as_strided(other.shape, other.stride(), other.storage_offset()).any())
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+def _extent(tensor: torch.Tensor) -> tuple[Any, Any]:
     """Returns where in its storage a tensor begins and ends, in bytes; nothing for one of none."""
     size, begin = tensor.element_size(), tensor.storage_offset() * tensor.element_size()
     if tensor.is_meta or not tensor.numel():
         return begin, begin
-    sizes = zip(tensor.shape, tensor.stride(), strict=True)
-    return begin, begin + size * (1 + sum((length - 1) * stride for length, stride in sizes))
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return begin, begin + size * (1 + sum([(length - 1) * step for length, step in steps]))

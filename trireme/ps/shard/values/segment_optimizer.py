@@ -8,31 +8,24 @@ parameters, which keep their state apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from trireme.errors import ConfigurationError, Rejected, UnsupportedOptimizerError
-from trireme.ps.flat import PartBuffer, dtype_of
+from trireme.ps.flat import PartBuffer
 from trireme.ps.layout import Layout, Segment
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 from trireme.ps.optimizers import OPTIMIZERS, WIDE, mismatch
-from trireme.ps.shard.values.fused_kernels import DIRECT, FusedKernel
+from trireme.ps.shard.values.direct_steps import Bound, DirectSteps, direct_steps
+from trireme.ps.shard.values.piece import Piece
 from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import TensorSpec
 
 _LEAST_EPS = 1e-12
 """An `eps` of at least this hides what is lost where denormal numbers count as zero: the square
 root of the smallest normal float32 is 1.1e-19, and 1e-12 plus that is 1e-12."""
-
-_SWITCHES = ("momentum", "decoupled_weight_decay")
-"""Hyper-parameters whose change requires another kernel. A change of `momentum` also makes torch
-begin or cease to use its buffers."""
-
-_MOST_CALLS = 64  # bindings of kernels that are kept, one for each set of absent parameters
 
 
 def load_optimizers() -> None:
@@ -42,65 +35,6 @@ def load_optimizers() -> None:
     worker shows its model would answer nobody meanwhile, and be given up.
     """
     torch.optim.SGD([torch.zeros(1)], lr=0.0)
-
-
-@dataclass(slots=True, frozen=True, eq=False)
-class _Piece:
-    """Elements that are updated together, with state of their own."""
-
-    place: int  # the position of its segment in the part
-    segment: Segment
-    start: int  # its elements of the vector
-    stop: int
-    values: torch.Tensor
-    positions: frozenset[int]  # of its parameters
-
-    def gradient(self, gradients: PartBuffer) -> torch.Tensor:
-        whole = gradients.segments[self.place]
-        if self.stop - self.start == whole.numel():
-            return whole
-        return whole[self.start - self.segment.start : self.stop - self.segment.start]
-
-    def parameters(self) -> Iterator[_Piece]:
-        for placed in self.segment.vector.placed:
-            if found := placed.within(self.start, self.stop):
-                values = self.values[found[0] - self.start : found[1] - self.start]
-                only = frozenset({placed.position})
-                yield replace(self, start=found[0], stop=found[1], values=values, positions=only)
-
-    def of(self, state: Tensors) -> Tensors:
-        return [
-            (spec, value)
-            for spec, value in state
-            if spec.vector == self.segment.vector.name
-            and spec.group in (-1, self.segment.group)
-            and spec.start < self.stop
-            and self.start < spec.stop
-        ]
-
-    def joined(self, state: Tensors) -> dict[str, torch.Tensor]:
-        """Returns its state by name, put together from ranges of its flat vector."""
-        tensors: dict[str, torch.Tensor] = {}
-        for spec, value in self.of(state):
-            name = spec.key.removeprefix("state/")
-            if spec.group >= 0:
-                tensors[name] = value.reshape(()).clone()
-                continue
-            if name not in tensors:
-                tensors[name] = torch.zeros(self.stop - self.start, dtype=dtype_of(spec.dtype))
-            low, high = max(spec.start, self.start), min(spec.stop, self.stop)
-            source = value[low - spec.start : high - spec.start]
-            tensors[name][low - self.start : high - self.start] = source
-        return tensors
-
-
-@dataclass(slots=True, frozen=True, eq=False)
-class _Call:
-    """A kernel, bound to some pieces of one parameter group."""
-
-    kernel: FusedKernel
-    places: list[int]  # the positions of the pieces' segments
-    pieces: list[_Piece]  # none where they are whole segments
 
 
 class SegmentOptimizer:
@@ -116,7 +50,7 @@ class SegmentOptimizer:
         if reason := mismatch(spec, spec.groups):
             raise ConfigurationError(reason)
         pieces = [
-            _Piece(place, segment, segment.start, segment.stop, values.segments[place], positions)
+            Piece(place, segment, segment.start, segment.stop, values.segments[place], positions)
             for place, segment in enumerate(layout.segments(shard))
             for positions in [_positions(segment)]
         ]
@@ -136,10 +70,6 @@ class SegmentOptimizer:
         self, gradients: PartBuffer, divisor: float = 1.0, absent: tuple[int, ...] = ()
     ) -> None:
         """Updates the values in place by gradients, divided by `divisor`.
-
-        The fused kernel divides the gradients themselves, which spares a pass over memory, where
-        that is as precise. Once there is state, it is called without the bookkeeping of
-        `Optimizer.step`, which takes longer than the kernel does for a small model.
 
         Where a gradient has become zero, moments decay into denormal numbers, for which kernels
         take nearly twice as long on many processors. They count as zero here, which moves no value
@@ -182,17 +112,14 @@ class SegmentOptimizer:
 class _TorchOptimizer:
     """One optimizer of `torch.optim`, over pieces of its parameter groups."""
 
-    def __init__(
-        self, name: str, spec: OptimizerSpec, layout: Layout, pieces: list[_Piece]
-    ) -> None:
+    def __init__(self, name: str, spec: OptimizerSpec, layout: Layout, pieces: list[Piece]) -> None:
         self._name = name
         self._entry = OPTIMIZERS.load(name)
         # By the whole model's dtypes: the number of servers must not change how one computes.
         dtypes = {vector.dtype for vector in layout.vectors}
         self._fused = bool(self._entry.fused) and dtypes <= self._entry.fused
-        self._wide = dtypes <= set(WIDE)
-        self._divisor = torch.tensor(1.0)  # the last one
-        self._calls: dict[tuple[int, ...], list[_Call]] = {}  # by the absent parameters
+        wide = dtypes <= set(WIDE)
+        self._direct = direct_steps(name, wide=wide) if self._fused else DirectSteps()
         self._whole = pieces
         self.pieces = pieces
         self._groups = sorted({piece.segment.group for piece in pieces})
@@ -219,23 +146,13 @@ class _TorchOptimizer:
     # -- a step ----------------------------------------------------------------------------------
 
     def step(self, gradients: PartBuffer, divisor: float, absent: tuple[int, ...]) -> None:
-        calls = self._calls.get(absent)
-        scale = None
-        if divisor != 1.0:
-            scale = None if calls is None else self._scale(divisor)
-            if scale is None:
-                for piece in self._whole:
-                    gradients.segments[piece.place].div_(divisor)
-        if calls is None:
-            self._step_at_length(gradients, absent)
+        if self._direct.step(gradients, divisor, absent):
             return
-        at = gradients.segments.__getitem__
-        for call in calls:
-            if call.pieces:
-                parts = [piece.gradient(gradients) for piece in call.pieces]
-            else:
-                parts = list(map(at, call.places))
-            call.kernel.update(parts, scale)
+        if divisor != 1.0:
+            for piece in self._whole:
+                gradients.segments[piece.place].div_(divisor)
+        self._step_at_length(gradients, absent)
+        self._direct.bind(absent, self._bound(absent))
 
     def _step_at_length(self, gradients: PartBuffer, absent: tuple[int, ...]) -> None:
         """Steps as torch does, which makes the state."""
@@ -252,39 +169,21 @@ class _TorchOptimizer:
             for piece in chosen:
                 piece.values.grad = piece.gradient(gradients)
             self._optimizer.step()
-        self._bind(absent, present)
 
-    def _scale(self, divisor: float) -> torch.Tensor | None:
-        """Returns a divisor for the kernels, which take a float32; None where that is not precise.
-
-        For narrow dtypes the kernels round the quotient later than `div_` does.
-        """
-        if self._divisor.item() != divisor:
-            self._divisor = torch.tensor(divisor, dtype=torch.float32)
-        return self._divisor if self._wide and self._divisor.item() == divisor else None
-
-    def _bind(self, absent: tuple[int, ...], present: Sequence[_Piece]) -> None:
-        """Binds kernels that update these pieces directly from now on, where there are any."""
-        if self._name not in DIRECT or not self._fused:
-            return
-        if len(self._calls) >= _MOST_CALLS:
-            self._calls.clear()
-        calls = self._calls[absent] = []
-        whole = set(self._whole)
+    def _bound(self, absent: tuple[int, ...]) -> list[Bound]:
+        """Returns the pieces that a step without gradients of some parameters updates."""
+        gone, found = frozenset(absent), list[Bound]()
         for index, group in zip(self._groups, self._optimizer.param_groups, strict=True):
-            pieces = [piece for piece in present if piece.segment.group == index]
-            if pieces:
-                states = [self._state_of(piece) for piece in pieces]
-                values = [piece.values for piece in pieces]
-                kernel = FusedKernel(self._name, group, values, states)
-                places = [piece.place for piece in pieces]
-                calls.append(_Call(kernel, places, [] if whole.issuperset(pieces) else pieces))
+            own = (piece for piece in self.pieces if piece.segment.group == index)
+            if pieces := [piece for piece in own if not piece.positions & gone]:
+                found.append((group, pieces, [self._state_of(piece) for piece in pieces]))
+        return found
 
     # -- pieces ----------------------------------------------------------------------------------
 
     def _divide(self, gone: frozenset[int]) -> None:
         """Divides pieces of which some parameters are gone, with their state, into parameters."""
-        pieces: list[_Piece] = []
+        pieces: list[Piece] = []
         for piece in self.pieces:
             if not piece.positions & gone:
                 pieces.append(piece)
@@ -299,22 +198,18 @@ class _TorchOptimizer:
                     }
         self._replace(pieces)
 
-    def _replace(self, pieces: list[_Piece]) -> None:
+    def _replace(self, pieces: list[Piece]) -> None:
         self.pieces = pieces
         for index, group in zip(self._groups, self._optimizer.param_groups, strict=True):
             group["params"] = self._tensors(index)
-        self._calls.clear()
+        self._direct.clear()
 
     # -- hyper-parameters and state --------------------------------------------------------------
 
     def set_hyper(self, groups: Sequence[GroupSpec]) -> None:
         for index, target in zip(self._groups, self._optimizer.param_groups, strict=True):
-            had = [bool(target.get(name)) for name in _SWITCHES]
             target.update(groups[index].values)
-            if had != [bool(target.get(name)) for name in _SWITCHES]:
-                self._calls.clear()
-        for call in chain.from_iterable(self._calls.values()):
-            call.kernel.refresh()
+        self._direct.refresh()
 
     def export(self) -> list[tuple[TensorSpec, torch.Tensor]]:
         return [
@@ -340,7 +235,7 @@ class _TorchOptimizer:
         the same counters.
         """
         hyper = dict(zip(self._groups, self._optimizer.param_groups, strict=True))
-        restored: list[tuple[_Piece, dict[str, torch.Tensor]]] = []
+        restored: list[tuple[Piece, dict[str, torch.Tensor]]] = []
         for segment in self._whole:
             own = segment.of(state)
             parts = [*segment.parameters()]
@@ -359,7 +254,7 @@ class _TorchOptimizer:
                 self._optimizer.state[piece.values] = found
         self._replace([piece for piece, _ in restored])
 
-    def _state_of(self, piece: _Piece) -> Mapping[str, torch.Tensor]:
+    def _state_of(self, piece: Piece) -> Mapping[str, torch.Tensor]:
         state: Mapping[str, Any] = self._optimizer.state.get(piece.values, {})
         return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from trireme.kernels.fused import DIRECT
 from trireme.ps.optimizers import OPTIMIZERS
-from trireme.ps.shard.values.fused_kernels import DIRECT
 
 
 def test_these_of_torchs_optimizers_have_kernels_of_their_own() -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from functools import partial
 
-from trireme.monitor.background_writer import BackgroundWriter
+from trireme.launch.background_writer import BackgroundWriter
 
 
 def test_writes_are_carried_out_in_order_and_all_before_the_end() -> None:

@@ -40,6 +40,10 @@ _KERNELS = {
         ("lr", "lr_decay", "weight_decay", "eps", "maximize"),
     ),
 }
+_SWITCHES = ("momentum", "decoupled_weight_decay")
+"""Hyper-parameters whose change requires another kernel. A change of `momentum` also makes torch
+begin or cease to use its buffers."""
+
 DIRECT = frozenset(_KERNELS)
 """The names of torch's classes that have such a kernel."""
 
@@ -48,8 +52,7 @@ class FusedKernel:
     """A kernel, bound to values of a parameter group and to their state.
 
     Args:
-        group: the group's hyper-parameters. It takes another kernel where momentum begins or ends,
-            or `decoupled_weight_decay` changes.
+        group: the group's hyper-parameters.
         values: the tensors that the kernel updates, in place.
     """
 
@@ -69,19 +72,24 @@ class FusedKernel:
         ]
         # Single numbers: these views of their memory are quicker than any call of torch's.
         self._counters = [s["step"].reshape(1).numpy().data for s in states if "step" in s]
+        self._switches = self._switched()
         self.refresh()
 
-    def refresh(self) -> None:
+    def refresh(self) -> bool:
+        """Takes the group's present hyper-parameters; returns False if they need another kernel."""
         self._settings = {name: self._group[name] for name in self._fused.hyper}
         self._settings |= self._fused.fixed
         if "betas" in self._group:
             self._settings["beta1"], self._settings["beta2"] = self._group["betas"]
+        return self._switches == self._switched()
+
+    def _switched(self) -> list[bool]:
+        return [bool(self._group.get(name)) for name in _SWITCHES]
 
     def update(self, gradients: list[torch.Tensor], divisor: torch.Tensor | None) -> None:
-        """Updates the values and their state in place.
+        """Updates values and state in place.
 
-        Args:
-            divisor: a float32 scalar that divides the gradients, in place; None for 1.
+        A float32 scalar `divisor` divides the gradients, in place; None does not.
         """
         for counter in self._counters:
             counter[0] += 1

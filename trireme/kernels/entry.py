@@ -1,0 +1,7 @@
+"""What this part adds to Trireme, as its entry point names it."""
+
+from __future__ import annotations
+
+from trireme.ps.shard.values.direct_steps import DirectStepsType
+
+FUSED = DirectStepsType("trireme.kernels.steps:open_steps")
