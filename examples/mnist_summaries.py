@@ -96,10 +96,10 @@ def show(session: trireme.Session, test: Any) -> None:
     model = session.model.eval()
     likely = model(images).softmax(1)
     for digit in range(10):
-        session.pr_curve(f"test/{digit}", likely[:, digit], labels=labels == digit)
+        session.summary.pr_curve(f"test/{digit}", likely[:, digit], labels=labels == digit)
     hidden = model.relu(model.layer1(images))
     pictures = 1 - images.view(-1, 1, 28, 28)
-    session.embedding("test/hidden", hidden, metadata=labels.tolist(), label_img=pictures)
+    session.summary.embedding("test/hidden", hidden, metadata=labels.tolist(), label_img=pictures)
 
 
 if __name__ == "__main__":

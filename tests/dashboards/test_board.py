@@ -47,7 +47,9 @@ class Methods(JobMethods):
         )
         curves._board = board
         lifecycle = types.SimpleNamespace(is_chief=True)
-        worker = types.SimpleNamespace(observers={"curves": curves}, lifecycle=lifecycle)
+        worker = types.SimpleNamespace(
+            observers={"curves": curves}, lifecycle=lifecycle, global_step=step
+        )
         self.job = types.SimpleNamespace(worker=worker)
         self._model = model or nn.Identity()
 
@@ -158,14 +160,14 @@ def test_a_run_that_begins_anew_hides_what_was_there(
 def test_images_histograms_audio_text(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
     methods = Methods(board, 3)
-    methods.image("digit", torch.rand(1, 8, 8))
-    methods.image("flat", torch.rand(8, 8), dataformats="HW")
-    methods.image("grid", torch.rand(4, 1, 8, 8))
-    methods.histogram("weights", torch.randn(100))
-    methods.audio("tone", torch.sin(torch.arange(800.0)).reshape(1, -1), sample_rate=8000)
-    methods.text("note", "a *word*")
+    methods.summary.image("digit", torch.rand(1, 8, 8))
+    methods.summary.image("flat", torch.rand(8, 8), dataformats="HW")
+    methods.summary.image("grid", torch.rand(4, 1, 8, 8))
+    methods.summary.histogram("weights", torch.randn(100))
+    methods.summary.audio("tone", torch.sin(torch.arange(800.0)).reshape(1, -1), sample_rate=8000)
+    methods.summary.text("note", "a *word*")
     likely, truth = torch.tensor([0.1, 0.9, 0.8]), torch.tensor([0, 1, 0])
-    methods.pr_curve("curve", likely, labels=truth, num_thresholds=11)
+    methods.summary.pr_curve("curve", likely, labels=truth, num_thresholds=11)
     likely.zero_()
     board.close()
     events = read(tmp_path)
@@ -183,8 +185,8 @@ def test_images_histograms_audio_text(tmp_path: Path) -> None:
 def test_embeddings_and_graphs(tmp_path: Path) -> None:
     board = TensorBoard(tmp_path)
     methods = Methods(board, 2, nn.Sequential(nn.Linear(3, 2), nn.ReLU()))
-    methods.embedding("digits", torch.rand(5, 3), metadata=list("abcde"))
-    methods.graph(torch.rand(1, 3))
+    methods.summary.embedding("digits", torch.rand(5, 3), metadata=list("abcde"))
+    methods.summary.graph(torch.rand(1, 3))
     board.close()
     assert (tmp_path / "train" / "00002" / "digits" / "metadata.tsv").read_text() == "\n".join(
         [*"abcde", ""]
@@ -208,7 +210,7 @@ def test_figures_are_drawn_before_the_call_returns(
 
     monkeypatch.setattr("torch.utils.tensorboard.writer.figure_to_image", to_image)
     board = TensorBoard(tmp_path)
-    Methods(board, 4).figure("plot", "a figure")
+    Methods(board, 4).summary.figure("plot", "a figure")
     assert drawn == [("a figure", threading.get_ident())]
     board.close()
     assert [event.step for event in read(tmp_path).Images("plot")] == [4]
@@ -219,8 +221,8 @@ def test_what_cannot_be_shown_is_named_and_the_rest_goes_on(
 ) -> None:
     board = TensorBoard(tmp_path)
     with caplog.at_level(logging.WARNING):
-        Methods(board, 1).image("crooked", torch.rand(2, 3))
-        Methods(board, 1).embedding("flat", torch.rand(2))
+        Methods(board, 1).summary.image("crooked", torch.rand(2, 3))
+        Methods(board, 1).summary.embedding("flat", torch.rand(2))
         board.scalars(1, {"vector": torch.zeros(3)})
         board.scalars(1, {"loss": 1.0}, run="../elsewhere")
         board.scalars(1, {"loss": 2.0})

@@ -48,7 +48,7 @@ session = trireme.Session(
 with session:
     for batch in session.loader(data, 10):
         session.step(batch)
-    session.graph(torch.rand(3, 8), run="example")
+    session.summary.graph(torch.rand(3, 8), run="example")
 """
 
 

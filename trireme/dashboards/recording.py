@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trireme.dashboards.board import Scalar, TensorBoard
+from trireme.dashboards.summary import Summary
 from trireme.session.result import StepResult
 from trireme.session.worker.observer import Observer
 from trireme.session.worker.recorder import Means, Recorder
@@ -68,24 +69,9 @@ class Curves(Observer):
         if (board := self.board) is not None:
             board.scalars(step, values, run)
 
-    def show(self, kind: str, name: str, value: Any, *, run: str = "train", **options: Any) -> None:
-        """Records an image, a histogram and so on at the present global step."""
-        board, step = self.board, self.worker.global_step
-        if board is None:
-            return
-        if kind == "graph":
-            model, example, pipeline = value
-            placed = None if pipeline is None else pipeline.graph
-            devices = None if placed is None else placed.decision.modules
-            board.graph(model, example, devices, run)
-        elif kind == "embedding":
-            options |= {"tag": name, "global_step": step}
-            board.write_now(name, lambda writer: writer.add_embedding(value, **options), run)
-        elif kind == "figure":
-            board.write_now(name, lambda to: to.add_figure(name, value, step, **options), run)
-        else:
-            several = "s" if kind == "image" and value.ndim == 4 else ""
-            board.record(f"add_{kind}{several}", name, value, step, run, **options)
+    def summary(self, job: Any) -> Summary:
+        """Returns what records at the present step of a session, or of an optimizer."""
+        return Summary(job, job.board)
 
     def finish(self) -> None:
         if self._board is not None:

@@ -129,7 +129,7 @@ class Summaries(Hook):
         if self._copies:
             capture.parameters(session.parameters)
         if first and "graph" in self._kinds and session.worker.setup.settings.placed:
-            session.graph(self._inputs)
+            session.summary.graph(self._inputs)
         self._inputs = None
 
         def write(writer: SummaryWriter) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trireme.session.worker.job import Job
+from trireme.session.worker.observer import OBSERVERS
 from trireme.session.worker.recorder import Recorder
 from trireme.session.worker.stopping import ShouldStop
 from trireme.session.worker.worker import Worker
@@ -18,10 +19,7 @@ from trireme.session.worker.worker import Worker
 class JobMethods(ABC):
     """What a program asks of its job, by a session or by an optimizer of its own loop.
 
-    Numbers, images and the like are recorded at the present global step, and in the TensorBoard run
-    that the keyword `run` names, by default "train". Other keywords are those of the method of
-    `SummaryWriter`. Only the chief records; on other workers, and without a run directory, these
-    methods do nothing.
+    Only the chief records; on other workers, and without a run directory, those methods do nothing.
     """
 
     @property
@@ -89,6 +87,16 @@ class JobMethods(ABC):
         return curves.board if curves is not None and self.is_chief else None
 
     @property
+    def summary(self) -> Any:
+        """Records images, histograms and the like: the `trireme.dashboards.summary.Summary`.
+
+        Raises:
+            ConfigurationError: its plug-in is not installed.
+        """
+        OBSERVERS.load("curves")
+        return self.worker.observers["curves"].summary(self)
+
+    @property
     def pipeline(self) -> Any:
         """What runs this process's stages or operations; None without a pipeline or a graph."""
         return None
@@ -112,60 +120,3 @@ class JobMethods(ABC):
         """
         if self.is_chief:
             self.recorder.log({**(values or {}), **named}, run, step)
-
-    def image(self, name: str, image: Any, **options: Any) -> None:
-        """Records an image (channels, height, width), or a four-dimensional grid of images.
-
-        They are tensors or arrays, of floats in [0, 1] or bytes. `dataformats` says other orders,
-        such as "HW".
-        """
-        self._show("image", name, image, **options)
-
-    def histogram(self, name: str, values: Any, **options: Any) -> None:
-        """Records how the values of a tensor are distributed."""
-        self._show("histogram", name, values, **options)
-
-    def audio(self, name: str, sound: Any, **options: Any) -> None:
-        """Records a sound: values in [-1, 1] of shape (1, time)."""
-        self._show("audio", name, sound, **options)
-
-    def text(self, name: str, text: str, **options: Any) -> None:
-        """Records a text in Markdown."""
-        self._show("text", name, text, **options)
-
-    def pr_curve(
-        self, name: str, predictions: torch.Tensor, *, labels: torch.Tensor, **options: Any
-    ) -> None:
-        """Records precision and recall by threshold.
-
-        `predictions` says of each example how likely it is to be of the class, in [0, 1]; `labels`,
-        whether it is.
-        """
-        self._show("pr_curve", name, (labels, predictions), **options)
-
-    def embedding(self, name: str, matrix: Any, **options: Any) -> None:
-        """Records points (number, dimension) for the projector.
-
-        The options are `metadata`, a label for each point, and `label_img`, an image for each.
-        """
-        self._show("embedding", name, matrix, **options)
-
-    def figure(self, name: str, figure: Any, **options: Any) -> None:
-        """Records one or several figures of matplotlib."""
-        self._show("figure", name, figure, **options)
-
-    def graph(self, example: Any, *, run: str = "train") -> None:
-        """Records what the model computes from example inputs, with shapes and devices.
-
-        The model computes once, in evaluation mode and without gradients. Under the strategy
-        `graph`, after the first step, its modules are on the devices where they are placed.
-
-        Args:
-            example: a tensor, a tuple of arguments, or a dict of keyword arguments.
-            run: the name of the run.
-        """
-        self._show("graph", "", (self.model, example, self.pipeline), run=run)
-
-    def _show(self, kind: str, name: str, value: Any, **options: Any) -> None:
-        if self.is_chief and (curves := self.worker.observers.get("curves")) is not None:
-            curves.show(kind, name, value, **options)

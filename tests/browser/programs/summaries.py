@@ -65,8 +65,8 @@ def main() -> None:
             session.step(batch)
         seconds = torch.arange(8000) / 8000
         tone = torch.sin(2 * math.pi * 440 * seconds).unsqueeze(0)
-        session.audio("tone", tone, sample_rate=8000)
-        session.text("note", "what was *found*")
+        session.summary.audio("tone", tone, sample_rate=8000)
+        session.summary.text("note", "what was *found*")
 
 
 if __name__ == "__main__":
