@@ -14,7 +14,7 @@ import pytest
 
 from tests.descriptors import open_descriptors
 from trireme.ps.lending_messages import LendMemory
-from trireme.ps.server.borrowed_memory import BorrowedMemory
+from trireme.shm.borrowed_memory import BorrowedMemory
 from trireme.shm.memory import SharedMemory
 from trireme.shm.transport import ShmStream
 from trireme.wire.handshake import Identity
@@ -44,7 +44,7 @@ def test_memory_that_is_lent_leaves_no_descriptor(
     memory: SharedMemory, message: LendMemory, accepted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     # A record would keep the frames' memory.
-    caplog.set_level(logging.ERROR, "trireme.ps.server.borrowed_memory")
+    caplog.set_level(logging.ERROR, "trireme.shm.borrowed_memory")
     before = open_descriptors()
     one, other = socket.socketpair(socket.AF_UNIX)
     worker, server = ShmStream(one, "shm://server"), ShmStream(other, "shm://worker", accepted=True)

@@ -35,7 +35,7 @@ def aligned(nbytes: int) -> int:
 
 
 class LentMemory(Protocol):
-    """One side's use of the memory that a worker lends for extra values, as a transport has it."""
+    """A worker's use of the memory that it lends for extra values, as a transport has it."""
 
     def space(self, nbytes: int) -> memoryview | None:
         """Returns memory for what the next request sends; None if that is more than there is."""
@@ -48,9 +48,6 @@ class LentMemory(Protocol):
 
     def received(self, extra: Extra) -> Extra:
         """Returns a request, or an answer, with the bytes at the places that it names."""
-
-    def answer(self, extra: Extra) -> Extra:
-        """Returns an answer with the places of its bytes, which are copied behind the request."""
 
 
 class ShownExtension(msgspec.Struct, frozen=True, array_like=True):

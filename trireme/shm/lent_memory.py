@@ -39,6 +39,7 @@ class LentMemory:
             raise FrameError(str(error)) from error
 
     def answer(self, extra: Extra) -> Extra:
+        """Returns an answer with the places of its bytes, which are copied behind the request."""
         size = sum(aligned(_view(each).nbytes) for each in extra if not self._end(each))
         if aligned(self._top) + size > self._memory.nbytes:
             return extra

@@ -27,6 +27,7 @@ from trireme.errors import (
     PeerClosed,
     WireError,
 )
+from trireme.shm.borrowed_memory import BorrowedMemory
 from trireme.shm.lent_memory import LentMemory
 from trireme.shm.memory import Lending, SharedMemory, available
 from trireme.wire.shared_memory import LocalMemory
@@ -190,6 +191,6 @@ SHM = Transport(
     connect,
     listen,
     memory=LocalMemory(
-        available, SharedMemory.create, SharedMemory.attach, Lending, LentMemory, shm_address
+        available, SharedMemory.create, Lending, LentMemory, BorrowedMemory, shm_address
     ),
 )

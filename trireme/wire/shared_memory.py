@@ -64,8 +64,7 @@ class LocalMemory:
 
     available: Callable[[], bool]  # whether this system can
     create: Callable[[int], SharedMemory]  # new memory of zeros; raises `OSError` for lack of it
-    # maps what a peer has created, by its descriptor and size; raises `ConnectionBroken`
-    attach: Callable[[int, int], SharedMemory]
     lend: Lend
-    lent: Callable[[SharedMemory], Any]  # makes the `trireme.ps.extra.LentMemory` of one side
+    lent: Callable[[SharedMemory], Any]  # makes the `trireme.ps.extra.LentMemory` of a worker
+    borrowed: Callable[[], Any]  # makes a server's `trireme.ps.server.borrowed_memory.NoMemory`
     address: Callable[[str], str]  # of the listener beside one at a TCP address of this host

@@ -51,7 +51,7 @@ from trireme.ps.replication.messages import (
 )
 from trireme.ps.replication.replica import Output, Replica, decoded
 from trireme.ps.replication.replicas import Peer, Replicas
-from trireme.ps.server.borrowed_memory import BorrowedExtra, BorrowedMemory
+from trireme.ps.server.borrowed_memory import borrowed_memory
 from trireme.ps.server.measures import Measures, Report
 from trireme.ps.server.payloads import memory_for, needed_bytes, unpack
 from trireme.ps.server.receive_buffer import ReceiveBuffer, Staging
@@ -114,8 +114,7 @@ class ShardHandler:
         self._replica_links: set[Link] = set()  # the connections of other replicas
         self._confirms: dict[Replica[Link], None] = {}  # that have applied entries in this turn
         self._buffers: dict[Replica[Link], ReceiveBuffer] = {}
-        self._borrowed = BorrowedMemory()
-        self._extra = BorrowedExtra()
+        self._borrowed = borrowed_memory()
         self._local: deque[tuple[int, int, FromServer]] = deque()  # between shards of this server
         self._delivers = False
         # of a generation that is not here yet
@@ -168,7 +167,7 @@ class ShardHandler:
             self._borrow(link, message, incoming.sequence)
             return
         if isinstance(message, Push | PullExtra) and message.extra:
-            message = replace(message, extra=self._extra.received(link, message.extra))
+            message = replace(message, extra=self._borrowed.received(link, message.extra))
         if isinstance(message, Push):
             staging = self._buffer(replica).take(link, payload, link.identity.index)
             what = staging.gradients
@@ -194,7 +193,6 @@ class ShardHandler:
     def closed(self, link: Link, error: WireError | None) -> None:
         self._early = [each for each in self._early if each[0] is not link]
         self._replica_links.discard(link)
-        self._extra.remove(link)
         self.replicas.closed(link)
         replica = self._bound.pop(link, None)
         if replica is not None:
@@ -378,11 +376,7 @@ class ShardHandler:
     def _borrow(self, link: Link, message: LendMemory | LendExtra, sequence: int) -> None:
         """Maps memory that a worker lends, and tells the primaries that this server follows."""
         before = self._borrowed.identities
-        if isinstance(message, LendMemory):
-            accepted = self._borrowed.add(link, message)
-        else:
-            accepted = self._extra.add(link, message)
-        link.offer(MemoryLent(accepted), sequence=sequence)
+        link.offer(MemoryLent(self._borrowed.add(link, message)), sequence=sequence)
         if self._borrowed.identities != before:
             self._tell_primaries()
 
@@ -446,7 +440,7 @@ class ShardHandler:
                     message = output.message
                     payload = self._payload(output, state)
                     if isinstance(message, PushReply | PulledExtra) and message.extra:
-                        message = replace(message, extra=self._extra.answer(link, message.extra))
+                        message = replace(message, extra=self._borrowed.answer(link, message.extra))
                     link.offer(message, payload, sequence=route.sequence)
             elif isinstance(output, Send):
                 self._send(replica, output)

@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from trireme.ps.lending_messages import LendMemory
-from trireme.ps.server.borrowed_memory import BorrowedMemory
+from trireme.shm.borrowed_memory import BorrowedMemory
 from trireme.shm.memory import SharedMemory, available
 from trireme.wire.service import Link
 
