@@ -32,46 +32,42 @@ _OWN = "trireme-train"
 """The distribution of this package."""
 
 _EXTRAS: dict[str, dict[str, str]] = {
-    "trireme.stores": {
-        **{"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"},
-        **{"abfs": "abfs", "abfss": "abfs", "az": "abfs", "memory": "remote"},
-    },
-    "trireme.backends": {"graph": "graph", "local": "averaging", "parallel": "parallel"},
-    "trireme.commands": {
-        **{"certs": "tls", "checkpoint": "checkpoints", "completion": "completion"},
-        **{"doctor": "doctor", "graph": "graph", "report": "dashboards"},
-        **{"scale": "control", "status": "screen", "stop": "control"},
-        **{"task": "environments", "top": "screen", "verify": "verification"},
-    },
-    "trireme.encryption": {"tls": "tls"},
-    "trireme.engines": {"ray": "ray"},
-    "trireme.exporters": {"prometheus": "prometheus"},
-    "trireme.environments": {"launchers": "environments"},
-    "trireme.hooks": {
-        **{"check-every": "corruption", "on-corruption": "corruption", "profile": "tracking"},
-    },
-    "trireme.observers": {
-        **{"corruption": "corruption", "curves": "dashboards", "labels": "advice"},
-        **{"lost-updates": "advice", "other-optimizers": "advice", "schedules": "advice"},
-        **{"served-optimizer": "advice", "verification": "verification"},
-    },
-    "trireme.kernels": {"fused": "kernels"},
-    "trireme.measures": {"servers": "screen"},
-    "trireme.server_parts": {"corruption": "corruption", "tracer": "tracking"},
-    "trireme.packing": {"codecs": "compression"},
-    "trireme.orders": {"samplers": "samplers"},
-    "trireme.streams": {"streams": "streams"},
-    "trireme.extensions": {"tables": "tables"},
-    "trireme.templates": {"fork": "fork"},
-    "trireme.writes": {"watched": "writes"},
-    "trireme.transports": {"shm": "shm", "tls": "tls"},
-    "trireme.strategies": {
-        **{"allreduce": "parallel", "fsdp": "parallel", "graph": "graph"},
-        **{"pipeline": "parallel", "tensor": "parallel"},
-        **{"averaging": "averaging", "diloco": "averaging"},
-    },
+    f"trireme.{group}": dict(word.split("=") for word in words.split())
+    for group, words in {
+        "stores": "s3=s3 s3a=s3 gs=gs gcs=gs abfs=abfs abfss=abfs az=abfs memory=remote",
+        "backends": "graph=graph local=averaging parallel=parallel",
+        "commands": (
+            "certs=tls checkpoint=checkpoints completion=completion doctor=doctor graph=graph "
+            "report=dashboards scale=control status=screen stop=control task=environments "
+            "top=screen verify=verification"
+        ),
+        "encryption": "tls=tls",
+        "engines": "ray=ray",
+        "exporters": "prometheus=prometheus",
+        "environments": "launchers=environments",
+        "hooks": "check-every=corruption on-corruption=corruption profile=tracking",
+        "observers": (
+            "corruption=corruption curves=dashboards labels=advice lost-updates=advice "
+            "other-optimizers=advice schedules=advice served-optimizer=advice "
+            "verification=verification"
+        ),
+        "kernels": "fused=kernels",
+        "measures": "servers=screen",
+        "server_parts": "corruption=corruption tracer=tracking",
+        "packing": "codecs=compression",
+        "orders": "samplers=samplers",
+        "streams": "streams=streams",
+        "extensions": "tables=tables",
+        "templates": "fork=fork",
+        "writes": "watched=writes",
+        "transports": "shm=shm tls=tls",
+        "strategies": (
+            "allreduce=parallel fsdp=parallel graph=graph pipeline=parallel tensor=parallel "
+            "averaging=averaging diloco=averaging"
+        ),
+    }.items()
 }
-"""What Trireme's own plug-ins add, with the extra that installs it: an error names it."""
+"""What Trireme's own plug-ins add, as NAME=EXTRA: an error names the extra that installs it."""
 
 _CORE = ("trireme.commands", "trireme.engines", "trireme.strategies", "trireme.transports")
 """Groups in which the core itself has something."""

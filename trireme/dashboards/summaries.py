@@ -78,7 +78,7 @@ class Summaries(Hook):
             self._off = True
             if session.is_chief:
                 _log.warning("Summaries record nothing: the session has no run directory")
-        elif session.is_chief and not session.holds_whole_model:
+        elif session.is_chief and session.worker.setup.part is not None:
             placed = session.worker.setup.settings.placed
             _log.warning(
                 "this process holds a part of the model: Summaries record the parameters and "
@@ -114,7 +114,7 @@ class Summaries(Hook):
         capture = self._capture = Capture()
         self._inputs, _ = inputs_and_targets(batch)
         capture.batch(self._inputs)
-        if session.holds_whole_model:
+        if session.worker.setup.part is None:
             observe = capture.observe if self._copies else None
             self._watch = ForwardTracer(session.model, observe, f"worker:{session.task.index}")
             self._watch.__enter__()

@@ -14,7 +14,7 @@ from trireme.environments.secret import find_secret
 from trireme.errors import ConfigurationError, UsageError, suggestion
 from trireme.job_config import TASK_OPTIONS, JobConfig, Option
 from trireme.launch.config.task_config import BY_HAND, Role, TaskConfig
-from trireme.launch.hooks import hook_options
+from trireme.launch.hooks import with_hooks
 from trireme.launch.process_setup.resources import threads_of_task
 from trireme.location import local_directory
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 def task_options() -> tuple[Option, ...]:
     """Returns the options of a task that is started by hand."""
-    return (*TASK_OPTIONS, *hook_options())
+    return (*TASK_OPTIONS, *with_hooks().options)
 
 
 def classic_task(flags: Flags) -> ClusterTask:

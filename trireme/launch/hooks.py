@@ -78,11 +78,6 @@ def with_hooks() -> PluginOptions:
     return found
 
 
-def hook_options() -> tuple[Option, ...]:
-    """Returns the options that add hooks."""
-    return tuple(with_hooks().options)
-
-
 def check_hooks(given: Mapping[str, object]) -> None:
     """Checks that no option which was given, by its field, is also that of a hook."""
     for (_, name), error in with_hooks().refused.items():

@@ -276,11 +276,6 @@ class Session(DataMethods):
         """
         return self._computation.flat.parameters
 
-    @property
-    def holds_whole_model(self) -> bool:
-        """Whether this process computes with the whole of `model`."""
-        return self._setup.part is None
-
     def stop(self, reason: str) -> None:
         """Requests, from any worker, the end of the job at the next step at which all can end.
 

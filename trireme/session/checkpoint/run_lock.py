@@ -127,11 +127,9 @@ class RunLock(ABC):
             number = max(number, above) + 1
             if number > LAST_NUMBER:
                 raise ConfigurationError(
-                    f"{writer.task} cannot take the run directory {self.run_dir}: something in "
-                    f"{WRITERS} or among the checkpoints there has the number {LAST_NUMBER}, after "
-                    "which there is none. It may be a checkpoint that was copied there by another "
-                    "name (-writer-NUMBER): give it a smaller number, or choose another directory "
-                    "(run_dir= or --run-dir)"
+                    f"{writer.task} cannot take {self.run_dir}: an entry of {WRITERS} or a "
+                    f"checkpoint there has the last number, {LAST_NUMBER}: rename what was copied "
+                    "there, or choose another directory (run_dir= or --run-dir)"
                 )
             if self.add(number, writer):
                 self.number = number
