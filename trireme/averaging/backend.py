@@ -94,7 +94,7 @@ class LocalSgd(ServerBackend):
     def _begin_here(self) -> None:
         for base, value in zip(self._base, self._model.values, strict=True):
             base.copy_(value)
-        self._begin_period(_steps_from(self.step, self._rule))
+        self._begin_period(steps_from(self.step, self._rule))
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._rule, self._made = rule, 0
@@ -251,7 +251,7 @@ def _encoded(step: int, state: dict[str, torch.Tensor]) -> bytes:
     return msgspec.msgpack.encode(_Left(step, save_bytes(tensors)))
 
 
-def _steps_from(step: int, rule: Rule) -> int:
+def steps_from(step: int, rule: Rule) -> int:
     """Returns how many local steps a worker makes from a global step to its next exchange.
 
     Synchronous periods end at multiples of `every`, so that a resumed job, or a worker that joins

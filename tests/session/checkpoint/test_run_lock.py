@@ -201,5 +201,5 @@ def test_what_has_no_name_of_an_entry_counts_for_nothing(tmp_path: Path, name: s
 def test_after_the_last_number_a_claim_is_refused_and_says_why(tmp_path: Path) -> None:
     path = save(tmp_path, sample(9), writer=7)
     path.rename(path.with_name("step-000000009-writer-999999999"))
-    with pytest.raises(ConfigurationError, match=r"number 999999999, after .*\(-writer-NUMBER\)"):
+    with pytest.raises(ConfigurationError, match="has the last number, 999999999"):
         LocalPlace(tmp_path).claim(writer())
