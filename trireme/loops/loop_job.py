@@ -14,11 +14,11 @@ from torch import nn
 
 from trireme.errors import ConfigurationError, TriremeError
 from trireme.launch.process_setup.leaving import leave
-from trireme.launch.process_setup.program import ProgramEnd
 from trireme.loops.batch_watch import BatchWatch
 from trireme.loops.gradient_watch import GradientWatch
 from trireme.loops.kept_state import KeptState
 from trireme.loops.loop_data import LoopData
+from trireme.loops.program_end import ProgramEnd
 from trireme.ps.optimizers import JointOptimizer
 from trireme.session.model.module_names import called_modules
 from trireme.session.model.process_group import ProcessGroup

@@ -29,7 +29,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes a program and runs it; the interpreter is as before afterwards."""
     monkeypatch.setattr(sys, "argv", sys.argv)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(program, "_FAILED", [])
+    monkeypatch.setattr(program, "FAILED", [])
 
     def run(text: str, *arguments: str, task: str = "") -> tuple[int, ExitReason | None]:
         path = tmp_path / "train.py"
@@ -153,9 +153,9 @@ def test_a_status_says_what_little_it_can() -> None:
 
 def test_who_runs_at_exit_can_see_a_failing_status(script) -> None:
     assert script("import sys; sys.exit(0)")[0] == 0
-    assert program.ProgramEnd().error is None
+    assert not program.FAILED
     assert script("import sys; sys.exit(3)")[0] == 3
-    assert isinstance(program.ProgramEnd().error, SystemExit)
+    assert isinstance(program.FAILED[-1], SystemExit)
 
 
 @pytest.fixture

@@ -1,15 +1,11 @@
 """Runs the user's program as `python` would, and tells how it failed and whether it ends by that.
 
 A program is a script, or a module after `-m`, with its arguments.
-
-`sys.last_value` does not tell: an interactive interpreter keeps every exception there that it has
-shown, and goes on.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import os
 import runpy
 import sys
@@ -101,7 +97,7 @@ def run_body(
     except SystemExit as error:
         return _exited(error, launcher)
     except KeyboardInterrupt as error:
-        _FAILED.append(error)
+        FAILED.append(error)
         return INTERRUPTED
     except BaseException as error:
         return _failed(_explained(error), task, launcher)
@@ -110,7 +106,7 @@ def run_body(
 
 def _explained(error: BaseException) -> BaseException:
     """Returns the error that says why a program has ended, where more than its own is known."""
-    known = (end.explain(error) for end in _WATCHING)
+    known = (explain(error) for explain in EXPLAIN)
     return next((found for found in known if found is not None), error)
 
 
@@ -121,7 +117,7 @@ def _exited(error: SystemExit, launcher: LauncherPipe | None) -> int:
     if not isinstance(error.code, int):
         print(error.code, file=sys.stderr)
     if status not in (INTERRUPTED, LEFT):
-        _FAILED.append(error)
+        FAILED.append(error)
         if launcher is not None:
             launcher.send(describe(error))
     return status
@@ -129,7 +125,7 @@ def _exited(error: SystemExit, launcher: LauncherPipe | None) -> int:
 
 def _failed(error: BaseException, task: str, launcher: LauncherPipe | None) -> int:
     own = _without_launcher(error.__traceback__)
-    _FAILED.append(error)
+    FAILED.append(error)
     if launcher is not None and isinstance(error, JobFailed):
         print("ends: the job is over; the launcher says how", file=sys.stderr)
     elif isinstance(error, TriremeError):
@@ -168,79 +164,8 @@ def _location(frames: TracebackType | None) -> str:
     return f"{os.path.basename(places[0][0])}:{lines[-1]}" if lines else ""
 
 
-class ProgramEnd:
-    """Watches, from `watch` to `forget`, for the exception that ends this program."""
-
-    def __init__(
-        self, explain: Callable[[BaseException], TriremeError | None] = lambda error: None
-    ) -> None:
-        self.explain = explain
-        self._error: BaseException | None = None
-        self._before = sys.excepthook
-
-    def watch(self) -> None:
-        """Replaces `sys.excepthook`; the hook of before is still called."""
-        self._before = sys.excepthook
-        sys.excepthook = self._hook
-        _WATCHING.append(self)
-
-    def forget(self) -> None:
-        """Restores `sys.excepthook`, unless it has been replaced again since."""
-        self.goes_on()
-        if self in _WATCHING:
-            _WATCHING.remove(self)
-        if sys.excepthook == self._hook:
-            sys.excepthook = self._before
-
-    def goes_on(self) -> None:
-        """Notes that the program still runs, so that an exception shown before did not end it."""
-        self._error = None
-
-    @property
-    def error(self) -> BaseException | None:
-        """The exception that ended the program; None if it ended by itself, or is interactive."""
-        return _FAILED[-1] if _FAILED else self._error
-
-    def _hook(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        reason = None
-        if not _prompt_follows(trace) and not _shown_by_program(error):
-            reason = self.explain(error)
-            self._error = reason or error
-        if reason is None:
-            self._before(kind, error, trace)
-        else:
-            print(f"error: {reason}", file=sys.stderr)
-
-
-_FAILED: list[BaseException] = []
+FAILED: list[BaseException] = []
 """The exceptions that ended the program of this process, for functions that run at exit."""
 
-_WATCHING: list[ProgramEnd] = []
-"""Who watches for the end of this process's program."""
-
-
-def _prompt_follows(trace: TracebackType | None) -> bool:
-    """Returns whether the interpreter prompts for another line after showing an exception."""
-    if sys.flags.interactive or sys.flags.inspect:
-        return True
-    # A program that opened a prompt for a while still has `sys.ps1` when it fails later on.
-    typed = trace is not None and trace.tb_frame.f_code.co_filename.startswith("<")
-    return typed and hasattr(sys, "ps1")
-
-
-def _shown_by_program(error: BaseException) -> bool:
-    """Returns whether running code, such as a console's, has called the hook to show an exception.
-
-    At the program's end none runs: the callers are other hooks, each of which got the exception.
-    """
-    frame = sys._getframe()
-    while frame.f_back is not None:
-        frame = frame.f_back
-    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # a module, and no function
-        return True
-    return not any(
-        value is error or (type(value) is tuple and any(each is error for each in value))
-        for value in [*frame.f_locals.values()]
-    )
+EXPLAIN: list[Callable[[BaseException], BaseException | None]] = []
+"""Functions that return the error behind one that has ended this program; None if it says all."""

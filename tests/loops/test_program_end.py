@@ -11,7 +11,7 @@ import pytest
 
 WATCH = """
 import atexit, sys
-from trireme.launch.process_setup.program import ProgramEnd
+from trireme.loops.program_end import ProgramEnd
 end = ProgramEnd()
 end.watch()
 _ = atexit.register(lambda: print("ended by", repr(end.error)))
