@@ -10,7 +10,8 @@ import torch
 
 from trireme.errors import ConfigurationError
 from trireme.ps.messages import Span
-from trireme.ps.optimizers import hooks_of, members
+from trireme.ps.optimizers import members
+from trireme.session.worker.hyperparameters import hooks_of
 from trireme.session.worker.observer import Observer
 
 _ELSEWHERE = (

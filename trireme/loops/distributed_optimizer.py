@@ -13,8 +13,9 @@ from trireme.errors import ConfigurationError
 from trireme.loops.kept_state import Stateful
 from trireme.loops.loop_data import PreparedLoader
 from trireme.loops.loop_job import LoopJob
-from trireme.ps.optimizers import hooks_of, name_of
+from trireme.ps.optimizers import name_of
 from trireme.session.job_methods import JobMethods
+from trireme.session.worker.hyperparameters import hooks_of
 from trireme.session.worker.job import Job
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import import_module
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -22,8 +21,6 @@ from trireme.ps.layout import ITEM_SIZES
 from trireme.ps.messages import GroupSpec, OptimizerSpec
 
 Hyper = float | int | bool | None | tuple[float, ...]
-
-_TORCHS = import_module("torch.optim.optimizer")  # which torch.optim has deleted from its names
 
 
 class Entry:
@@ -497,10 +494,3 @@ def _check_complete(
                 "would go on: it is another optimizer's; go on with the same optimizer, or choose "
                 "another run directory"
             )
-
-
-def hooks_of(optimizer: torch.optim.Optimizer, when: Literal["pre", "post"]) -> list[Any]:
-    """Returns the hooks of an optimizer's steps, and those of the steps of all optimizers."""
-    every = getattr(_TORCHS, f"_global_optimizer_{when}_hooks", {})
-    own = getattr(optimizer, f"_optimizer_step_{when}_hooks", {})
-    return [*every.values(), *own.values()]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from importlib import import_module
+from typing import Any, Literal
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -13,6 +14,8 @@ from trireme.ps.messages import GroupSpec
 from trireme.ps.optimizers import spec_of
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.progress import Progress
+
+_TORCHS = import_module("torch.optim.optimizer")  # which torch.optim has deleted from its names
 
 
 class Hyperparameters:
@@ -128,3 +131,10 @@ def _scheduler(setup: TrainingSetup) -> Any:
     # Servers make the steps, and a restored schedule is moved on before any: torch would warn.
     setup.optimizer._opt_called = True  # type: ignore[attr-defined]
     return scheduler
+
+
+def hooks_of(optimizer: torch.optim.Optimizer, when: Literal["pre", "post"]) -> list[Any]:
+    """Returns the hooks of an optimizer's steps, and those of the steps of all optimizers."""
+    every = getattr(_TORCHS, f"_global_optimizer_{when}_hooks", {})
+    own = getattr(optimizer, f"_optimizer_step_{when}_hooks", {})
+    return [*every.values(), *own.values()]
