@@ -72,11 +72,7 @@ class GraphConfig:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The memory limit in bytes; None for none.
-
-        Raises:
-            ConfigurationError: it is a text that is no size.
-        """
+        """The memory limit in bytes; None for none."""
         if not isinstance(self.memory_limit, str):
             return self.memory_limit
         try:

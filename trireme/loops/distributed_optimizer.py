@@ -226,9 +226,6 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         """Returns whether the given optimizer is to call a closure itself, such as SAM's does.
 
         Those of `torch.optim` call it once, before all else, as `step` does for them.
-
-        Raises:
-            ConfigurationError: it is, and there are parameter servers.
         """
         if closure is None or name_of(self._given) is not None:
             return False

@@ -50,11 +50,7 @@ class PipelineConfig:
         return 2 if self.schedule == "interleaved" else 1
 
     def pieces(self, examples: int, stages: int) -> int:
-        """Returns the number of micro-batches of a batch, for `stages` processes.
-
-        Raises:
-            ConfigurationError: the schedule cannot run with any possible number.
-        """
+        """Returns the number of micro-batches of a batch, for `stages` processes."""
         wanted = 2 * stages if self.microbatches is None else self.microbatches
         unit = stages if self.schedule == "interleaved" else 1
         for count in range(min(wanted, examples), 0, -1):

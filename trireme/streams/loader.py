@@ -64,7 +64,8 @@ class StreamLoader(SpanLoader):
             whole = ended = False
             while len(examples) < self.batch_size:
                 start, stop = self._waiting[0]
-                if start == stop or (spans and not self._continues(spans[-1], start)):
+                epoch = self.stream.epoch(spans[0][0] if spans else start)
+                if start == stop or self.stream.epoch(start) != epoch:
                     break
                 whole = whole or stop - start > self.batch_size
                 stop = min(stop, start + self.batch_size - len(examples))
@@ -82,8 +83,7 @@ class StreamLoader(SpanLoader):
                 for span in spans:
                     self._lack(*span)
             elif examples:
-                self._last = examples
-                epoch = self.stream.epoch(spans[0][0])
+                self._last, epoch = examples, self.stream.epoch(spans[0][0])
                 try:
                     data = self._made(examples, spans[0][0])
                 except BaseException:  # the program may catch it, and iterate again
@@ -97,9 +97,6 @@ class StreamLoader(SpanLoader):
             seed = derive(self._seed, _TRANSFORMS, start)
             data = self._transform(data, torch.Generator().manual_seed(seed))
         return self._loading.pinned(data)
-
-    def _continues(self, before: Span, start: int) -> bool:
-        return self.stream.epoch(before[0]) == self.stream.epoch(start)
 
     def _use(self, until: int) -> None:
         _, stop = self._waiting.popleft()

@@ -16,7 +16,7 @@ import math
 import tempfile
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,8 +135,9 @@ class Profile(Hook):
             if wait_for_all:
                 return
             if time.monotonic() >= deadline:
+                names = ", ".join(f"worker:{index}" for index in sorted(missing))
                 session.worker.progress.warn(
-                    f"the trace of steps {self.first} to {self.end - 1} lacks {_names(missing)}"
+                    f"the trace of steps {self.first} to {self.end - 1} lacks {names}"
                 )
                 break
             time.sleep(_POLL_SECONDS)
@@ -181,10 +182,6 @@ def _notes(session: Session, connected: ServerBackend) -> list[ServerPart]:
     parts = [ServerPart(index, *said) for index, said in sorted(servers.ask("read").items())]
     servers.close()
     return parts
-
-
-def _names(workers: Collection[int]) -> str:
-    return ", ".join(f"worker:{index}" for index in sorted(workers))
 
 
 class _Tracing:

@@ -74,7 +74,8 @@ def resolve(
     """Returns the constraints that requests for devices mean for a job."""
 
     def shown(found: Sequence[str]) -> str:
-        return _shortened([(names or {}).get(name, name) for name in found])
+        first = ", ".join((names or {}).get(name, name) for name in found[:3])
+        return first if len(found) <= 3 else f"{first} and {len(found) - 3} more"
 
     requested, overruled = _spread_over_groups(requested, together, operations)
     pinned: dict[str, str] = {}
@@ -136,8 +137,3 @@ def _why(device: str, places: Sequence[str], servers: int) -> str:
     return f"this job has {', '.join(places)}" + (
         f" and {counted(servers, 'server')}" if servers else ""
     )
-
-
-def _shortened(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -43,9 +43,6 @@ class Connection:
     Use it as a context manager: it joins the job at the first pull, push or clock, and leaves it at
     the end of the block, when every worker has. All workers create the same arrays and tables.
     Under plain `python` the values are in this process.
-
-    Args:
-        settings: what the launch and the program have chosen.
     """
 
     def __init__(self, settings: Settings) -> None:
