@@ -27,9 +27,6 @@ class PipelineConfig:
             it.
         split: the names of the layers at which stages begin, without the first stage's; None
             balances the stages by their numbers of parameters.
-
-    Raises:
-        ConfigurationError: the schedule is unknown, or `microbatches` below 1.
     """
 
     schedule: str = "1f1b"

@@ -157,9 +157,6 @@ class RowWiseAdagrad(Adagrad, frozen=True, tag=True):
 
     Source: Gupta et al., Training Recommender Systems at Scale (2020), section 3; the same
     optimizer is `EXACT_ROWWISE_ADAGRAD` in FBGEMM.
-
-    Attributes:
-        lr, eps, initial_accumulator_value: see `Adagrad`.
     """
 
 

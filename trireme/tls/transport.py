@@ -191,18 +191,12 @@ class TlsStream(Stream):
                 raise failure from error
             else:
                 self._established = True
-                self.certified = self._named_tasks()
+                names: Any = (self._tls.getpeercert() or {}).get("subjectAltName", ())
+                uris = (name for kind, name in names if kind == "URI" and name.startswith(TASK_URI))
+                self.certified = tuple(uri.removeprefix(TASK_URI) for uri in uris)
                 self._space = memoryview(bytearray(_CHUNK))
                 self._seal()
         return self._established
-
-    def _named_tasks(self) -> tuple[str, ...]:
-        names: Any = (self._tls.getpeercert() or {}).get("subjectAltName", ())
-        return tuple(
-            name.removeprefix(TASK_URI)
-            for kind, name in names
-            if kind == "URI" and name.startswith(TASK_URI)
-        )
 
     # Reading -------------------------------------------------------------------------------------
 

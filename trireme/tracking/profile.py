@@ -222,7 +222,10 @@ class _Tracing:
         self._steps.append(TraceSpan(f"step {number}", "step", self._began, time.monotonic()))
         if self._pipeline is not None:
             operations = self._pipeline.end(self._mark)
-            self._stages += _stage_spans(operations, -self._offset)
+            for one in operations:
+                name = f"{one.kind} {one.stage}, micro-batch {one.microbatch}"
+                began, ended = one.start - self._offset, one.stop - self._offset
+                self._stages.append(TraceSpan(name, STAGE, began, ended))
         times = self._worker.update_times
         # With prefetch the newest push is not decided yet.
         waits = times.push_began >= times.wait_ended
@@ -243,18 +246,6 @@ class _Tracing:
             spans=(*self._steps, *self._phases, *self._stages, *operators),
             pushes=tuple(self._pushes),
         )
-
-
-def _stage_spans(operations: Sequence[Any], offset: float) -> list[TraceSpan]:
-    return [
-        TraceSpan(
-            f"{one.kind} {one.stage}, micro-batch {one.microbatch}",
-            STAGE,
-            one.start + offset,
-            one.stop + offset,
-        )
-        for one in operations
-    ]
 
 
 def _operator(event: Mapping[str, Any], offset: float) -> TraceSpan:

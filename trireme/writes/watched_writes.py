@@ -194,10 +194,6 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(_bits(one).cpu(), _bits(other.to(one.dtype).reshape(one.shape)).cpu())
-
-
 def _sum(tensor: torch.Tensor) -> int:
     """Returns a checksum of the elements, which depends on their places too."""
     bits = _bits(tensor).contiguous().reshape(-1)
@@ -265,7 +261,9 @@ class WatchedWrites(OwnWrites):
             if not (unknown := self._sent.unknown):
                 return None
             there = held()  # with what other workers have written to it since
-            same = all(_equal(parameters[name], there.values[name]) for name in unknown)
+            pairs = [(parameters[name], there.values[name]) for name in unknown]
+            given = [(one, other.to(one.dtype).reshape(one.shape)) for one, other in pairs]
+            same = all(torch.equal(_bits(a).cpu(), _bits(b).cpu()) for a, b in given)
             if same and not there.written:
                 return None
         self._flat.take_back_values()

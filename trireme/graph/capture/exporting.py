@@ -140,13 +140,10 @@ def _has_symbols(program: ExportedProgram) -> bool:
         value = node.meta.get("val")
         if node.name in inputs and isinstance(value, torch.Tensor):
             sizes: list[Any] = list(value.shape)
-            if any(isinstance(size, torch.SymInt) and not _is_fixed(size) for size in sizes):
+            symbols = (size.node for size in sizes if isinstance(size, torch.SymInt))
+            if any(symbol.maybe_as_int() is None for symbol in symbols):
                 return True
     return False
-
-
-def _is_fixed(size: torch.SymInt) -> bool:
-    return size.node.maybe_as_int() is not None
 
 
 def sentence(error: BaseException) -> str:

@@ -166,18 +166,15 @@ class Simulator:
         """Returns how good a placement is."""
         excess = self.peak_bytes(parts) - self.limits
         seconds = self.step_seconds(parts)
-        risk = seconds + _DOUBT * self._transfer_seconds(parts)
+        _, _, senders, receivers, sizes, _, _ = parts.transfers
+        sent, work = self._on_links(senders * self.devices + receivers, sizes)
+        risk = seconds + _DOUBT * float((self.times(parts) * (sent + 2 * work)).sum())
         return Score(float(excess[excess > 0].sum()), risk, seconds)
 
     def times(self, parts: Parts) -> Ints:
         """Returns how often each transfer is made in a step, there and back."""
         ways: Ints = 1 + parts.transfers.returns.astype(np.intp)
         return ways * np.where(parts.transfers.stored, 1, self.micro_batches)
-
-    def _transfer_seconds(self, parts: Parts) -> float:
-        _, _, senders, receivers, sizes, _, _ = parts.transfers
-        seconds, work = self._on_links(senders * self.devices + receivers, sizes)
-        return float((self.times(parts) * (seconds + 2 * work)).sum())
 
     def _on_links(self, links: Ints, sizes: Floats) -> tuple[Floats, Floats]:
         latency, byte, work, work_byte = self._rates[links].T

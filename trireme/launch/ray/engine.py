@@ -366,13 +366,11 @@ class _Engine:
                 return
             then(value)
 
-        asked = agent.call(method, *arguments)
-        asked.add_done_callback(lambda future: self._wake(lambda: answered(future)))
+        def wake(future: Future[Any]) -> None:  # called by a thread of Ray's
+            self._answers.put(lambda: answered(future))
+            self.wake()
 
-    def _wake(self, answer: Callable[[], None]) -> None:
-        """Hands an answer to the launcher and wakes it. Called by a thread of Ray's."""
-        self._answers.put(answer)
-        self.wake()
+        agent.call(method, *arguments).add_done_callback(wake)
 
     def wake(self) -> None:
         # A full socket has woken the launcher already; with a closed one the engine has ended.

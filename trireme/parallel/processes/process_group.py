@@ -212,10 +212,6 @@ class TorchProcessGroup(ProcessGroup):
             with lost_peer():
                 dist.recv(tensor.view(-1).view(torch.uint8), source, group=self._control)
 
-    def barrier(self) -> None:
-        """Waits for all processes."""
-        self.total([0.0])()
-
     def united(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         joined = self.joined(mine)
         if self.mesh.replicas == 1:
@@ -278,7 +274,7 @@ class TorchProcessGroup(ProcessGroup):
         if together:
             if self.is_chief and self._config.prefix:  # before a process is started again
                 self._met_at.add(f"{self._config.prefix}/{_GENERATION}", 1)
-            self.barrier()
+            self.total([0.0])()  # waits for all processes
         dist.destroy_process_group()
         REASONS.clear()
         _LAST.append(self._recent)

@@ -88,9 +88,6 @@ class Connection:
             optimizer: what an update does: `Add` adds it; others take it as a gradient. See
                 `trireme.tables.table_spec`.
             initializer: the first values.
-
-        Raises:
-            ConfigurationError: an argument is out of range, or the job was joined before.
         """
         found = (shape,) if isinstance(shape, int) else tuple(shape)
         if len(found) not in (1, 2) or min(found) < 1:
@@ -122,9 +119,6 @@ class Connection:
         Args:
             name: see `create` for this, the dtype, the optimizer and the initializer.
             width: the number of columns; see `trireme.tables.table_spec.TableSpec` for the rest.
-
-        Raises:
-            ConfigurationError: an argument is out of range, or the job was joined before.
         """
         kind = name_of(dtype)
         self._create(TableSpec(name, width, optimizer, kind, initializer, admit_after, drop_after))
@@ -242,7 +236,7 @@ class Connection:
         self._pushed.add(place, keys.reshape(-1).astype(np.int64), rows)
 
     def clock(self, *, weight: float = 1.0) -> PushResult:
-        """Ends an iteration: sends all updates since the last one, and waits for the verdict.
+        """Ends an iteration: sends all updates since the last one; returns the verdict.
 
         Under `async` it is applied at once; under `ssp` the answer waits while this worker is too
         far ahead of the slowest; under `sync` the updates of all workers make one step.
@@ -250,9 +244,6 @@ class Connection:
         Args:
             weight: how much gradients of this worker count in the mean of a synchronous step, at
                 least 0. Additions have no weight: they do not go with 0, which leaves all out.
-
-        Returns:
-            The result: the verdict, the global step, and whether to stop.
 
         Raises:
             ConfigurationError: the weight is no such number, or would leave additions out; a sum is
