@@ -101,7 +101,7 @@ class Summaries(Hook):
     def _begin(self, session: Session, batch: Any) -> None:
         board = session.board
         if self._watch is not None:  # of a step that failed
-            self._watch.remove()
+            self._watch.__exit__()
         if board is None or not board.alive:
             self._off = True  # it has warned already
             return
@@ -120,7 +120,7 @@ class Summaries(Hook):
         first, step = self._last is None, result.global_step
         self._last, self._capture = step, None
         if self._watch is not None:
-            self._watch.remove()
+            self._watch.__exit__()
             capture.graph = self._watch.graph
             self._watch = None
         if self._copies:

@@ -96,7 +96,7 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
     def step(
         self, closure: Callable[[], Any] | None = None, *, examples: float | None = None
     ) -> Any:
-        """Pushes the gradients, brings the new values; returns the result of the closure.
+        """Pushes the gradients and brings the new values; returns what the closure returns.
 
         After training has ended it makes no update in the rest of that iteration of the loop, as
         `Session.step`. Leave the loop when `should_stop()` returns True.
@@ -156,10 +156,6 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
                 `DistributedSampler`, and without a slice of the data.
             count: the number of epochs in all.
             name: the data set's name, where a program trains on several.
-
-        Raises:
-            ConfigurationError: the loader is none, or its order cannot be dealt; or `count` is no
-                whole number of 0 or more.
         """
         return self._loop.data.epochs(loader, count, name)
 
@@ -193,9 +189,6 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
             name: the name in checkpoints.
             held: an object with `state_dict` and `load_state_dict`. The state has numbers, text,
                 bytes, None, tensors, and lists and mappings of these; tuples come back as lists.
-
-        Raises:
-            ConfigurationError: another object has the name, or a checkpoint cannot hold its state.
         """
         return self._loop.kept.keep(name, held)
 
@@ -262,7 +255,8 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         """Loads hyper-parameters, and the optimizer's state where this process holds it.
 
         Where parameter servers run the optimizer, they hold its state: `state_dict()` has the
-        hyper-parameters only, and the job's checkpoints have the state: one that has is refused.
+        hyper-parameters only, and the job's checkpoints have the state. One with a state is refused
+        then.
         """
         setup = self.worker.setup
         if state_dict["state"] and setup.served:
@@ -284,9 +278,6 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         """Adds a group, which the next step takes over; with servers this call does.
 
         All processes must add the same, with the same values.
-
-        Raises:
-            ConfigurationError: the job trains the parameters that it began with.
         """
         if self.worker.backend.grows:
             self._given.add_param_group(param_group)

@@ -70,9 +70,11 @@ class StreamLoader(SpanLoader):
                 whole = whole or stop - start > self.batch_size
                 stop = min(stop, start + self.batch_size - len(examples))
                 found, end = self.stream.take(start, stop)
-                self._use(start + len(found))
+                _, end_of_span = self._waiting.popleft()
+                if (reached := start + len(found)) < end_of_span:
+                    self._waiting.appendleft((reached, end_of_span))
                 if found:
-                    spans.append((start, start + len(found)))
+                    spans.append((start, reached))
                     examples += found
                 if end is not None:
                     ended = True
@@ -97,11 +99,6 @@ class StreamLoader(SpanLoader):
             seed = derive(self._seed, _TRANSFORMS, start)
             data = self._transform(data, torch.Generator().manual_seed(seed))
         return self._loading.pinned(data)
-
-    def _use(self, until: int) -> None:
-        _, stop = self._waiting.popleft()
-        if until < stop:
-            self._waiting.appendleft((until, stop))
 
     def _ended(self, end: int) -> None:
         """Notes that a part has ended: positions after that have no examples."""

@@ -148,7 +148,12 @@ class Profile(Hook):
                 workers.append(unpack(data))
             except ValueError as error:
                 session.worker.progress.warn(f"the trace lacks worker:{index}: {error}")
-        self._write(session, workers, [] if connected is None else _notes(session, connected))
+        servers: list[ServerPart] = []
+        if connected is not None:
+            traces = _traces(session, connected)
+            servers = [ServerPart(at, *said) for at, said in sorted(traces.ask("read").items())]
+            traces.close()
+        self._write(session, workers, servers)
         if connected is not None:
             backend.share(self._topic, b"")  # else servers keep megabytes for each trace
 
@@ -175,13 +180,6 @@ def _traces(session: Session, connected: ServerBackend) -> ServerTraces:
     view = session.worker.lifecycle.view
     assert view is not None  # it has joined
     return ServerTraces(connected.options, view)
-
-
-def _notes(session: Session, connected: ServerBackend) -> list[ServerPart]:
-    servers = _traces(session, connected)
-    parts = [ServerPart(index, *said) for index, said in sorted(servers.ask("read").items())]
-    servers.close()
-    return parts
 
 
 class _Tracing:

@@ -52,8 +52,11 @@ def export(
     try:
         program = _exported(model, args, kwargs, None)
     except Exception as error:
+        # Loads slowly, and every session imports this module.
+        from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
         what = sentence(error)
-        if _depends_on_values(error):
+        if isinstance(error, GuardOnDataDependentSymNode):
             what = "its Python code depends on the value of a tensor (an if, a loop, a print)"
         if unknown := _UNKNOWN.search(str(error)):
             what = f"it takes or returns a {unknown[1]}, whose tensors torch does not know"
@@ -61,13 +64,6 @@ def export(
             raise refusal(model, what, forward_line(model), remedy) from error
         raise refusal(model, what, error_line(error, model)) from error
     return program, Batch(size, dynamic=False, reason=reason)
-
-
-def _depends_on_values(error: Exception) -> bool:
-    # Loads slowly, and every session imports this module.
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-    return isinstance(error, GuardOnDataDependentSymNode)
 
 
 def _exported(

@@ -189,15 +189,12 @@ class _Computed(fx.Interpreter):
             for place, each in enumerate(leaves)
             if isinstance(each, torch.Tensor) and _storage(each) in self._resident
         )
-        self.calls[node] = _Call(target, leaves, nesting, outputs, resident, _read(node))
+        users = [user for user in node.users if user.users]
+        read: frozenset[int] | None = None
+        if node.users and all(user.target is getitem for user in node.users):
+            read = frozenset(int(user.args[1]) for user in users)  # type: ignore[arg-type]
+        self.calls[node] = _Call(target, leaves, nesting, outputs, resident, read)
         return value
-
-
-def _read(node: fx.Node) -> frozenset[int] | None:
-    users = [user for user in node.users if user.users]
-    if not node.users or not all(user.target is getitem for user in node.users):
-        return None
-    return frozenset(int(user.args[1]) for user in users)  # type: ignore[arg-type]
 
 
 def _timed(trials: Trials, node: fx.Node, call: _Call, seconds: float) -> tuple[float, float]:

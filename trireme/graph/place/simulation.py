@@ -196,7 +196,10 @@ class Simulator:
         now = [0.0] * self.devices
         free = [0.0] * len(self.links)
         arrivals = [[0.0] * len(parts.transfers.sizes) for _ in range(self.micro_batches)]
-        stored = self._stored_transfers(parts.transfers)
+        at = np.flatnonzero(parts.transfers.stored)
+        _, _, senders, receivers, sizes, returned, _ = (each[at] for each in parts.transfers)
+        rows = (each.tolist() for each in (at, senders, receivers, sizes, returned))
+        stored = list(zip(*rows, strict=True))
         for number, sender, receiver, size, _ in stored:
             link = sender * self.devices + receiver
             begins = max(free[link], now[sender])
@@ -229,12 +232,6 @@ class Simulator:
                 now[sender] = max(time, arrivals[final][number])
         updates: list[float] = self._updates(parts).tolist()
         return max(time + update for time, update in zip(now, updates, strict=True))
-
-    def _stored_transfers(self, transfers: Transfers) -> list[tuple[int, int, int, float, bool]]:
-        at = np.flatnonzero(transfers.stored)
-        _, _, senders, receivers, sizes, returns, _ = (each[at] for each in transfers)
-        rows = (each.tolist() for each in (at, senders, receivers, sizes, returns))
-        return list(zip(*rows, strict=True))
 
     def _order(self, depths: int) -> list[tuple[bool, int, int]]:
         if depths not in self._orders:

@@ -267,11 +267,8 @@ class _Engine:
             config = config.in_group(address=self._process_groups[group])
         elif group is not None:
             self._process_groups.pop(group, None)
-        cores = (
-            engine_options(config.config, RayOptions).cpus_per_worker
-            if config.role == "worker"
-            else 1
-        )
+        options = engine_options(config.config, RayOptions)
+        cores = options.cpus_per_worker if config.role == "worker" else 1
         threads = threads_of_task(os.environ, 1, cores)
         environ = {
             variable: value

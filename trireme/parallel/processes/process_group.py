@@ -333,9 +333,7 @@ def _rendezvous(config: ProcessGroupConfig) -> Store:
             master_listen_fd=listen_fd,
             use_libuv=True,
         )
-        store: Store = served
-        if prefix := config.prefix:
-            store = PrefixStore(f"{prefix}/{served.add(f'{prefix}/{_GENERATION}', 0)}", served)
+        store = _generation_store(served, config.prefix) if config.prefix else served
         _wait_for_all(store, config)
         if config.device.type == "cuda":
             _refuse_shared_gpus(store, config)
@@ -370,6 +368,10 @@ def _listen(config: ProcessGroupConfig) -> int | None:
             f"rank 0 cannot listen at {config.address}, where the others look for it: "
             f"{error.strerror}; give all of them another port (MASTER_PORT)"
         ) from error
+
+
+def _generation_store(store: Store, prefix: str) -> Store:
+    return PrefixStore(f"{prefix}/{store.add(f'{prefix}/{_GENERATION}', 0)}", store)
 
 
 def _wait_for_all(store: Store, config: ProcessGroupConfig) -> None:

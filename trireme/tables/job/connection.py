@@ -116,9 +116,7 @@ class Connection:
     ) -> None:
         """Creates a sparse table: rows by int64 key, made when they are first updated.
 
-        Args:
-            name: see `create` for this, the dtype, the optimizer and the initializer.
-            width: the number of columns; see `trireme.tables.table_spec.TableSpec` for the rest.
+        See `create` and `trireme.tables.table_spec.TableSpec` for the arguments.
         """
         kind = name_of(dtype)
         self._create(TableSpec(name, width, optimizer, kind, initializer, admit_after, drop_after))
@@ -184,9 +182,6 @@ class Connection:
         Returns:
             The array; or rows, of the shape of the keys with a further dimension. Keys that were
             never updated have their first values.
-
-        Raises:
-            ConfigurationError: there is no such array or table, or a key is out of range.
         """
         place, spec = self._place(name)
         array = self._arrays.get(name)
@@ -374,10 +369,6 @@ def connect(
         worker: with `servers`, the index of this worker, from 0.
         workers: with `servers`, the number of workers that the servers were started for.
         options: `strategy`, `checkpoint`, `resume` and `seed`, as of `trireme.Session`.
-
-    Raises:
-        ConfigurationError: an option is unknown or out of range, the launch asks for what tables
-            do not know, or `servers` is given in a process that was launched as a task.
     """
     for name in options:
         if name not in _OPTIONS:
