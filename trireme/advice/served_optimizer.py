@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -45,38 +45,36 @@ class ServedOptimizer(Observer):
         """Takes the present state as the one that has no effect."""
         self._states: list[tuple[_State, dict[int, Any]]] = []
         for each in self._members:
-            each.state = state = _State(each.state)
+            each.state = state = _State(dict, each.state)
             self._states.append((state, _contents(state)))
 
     def check(self) -> None:
-        """Checks that nothing was asked for that would be lost.
-
-        Raises:
-            ConfigurationError: it was; the message says what.
-        """
+        """Checks that nothing was asked for that would be lost."""
         for each, (state, contents) in zip(self._members, self._states, strict=True):
             name = type(each).__name__
             hooks = [] if self._calls_hooks else [*hooks_of(each, "pre"), *hooks_of(each, "post")]
             if hooks:
-                raise ConfigurationError(
+                lost = (
                     f"{_shown(hooks[0])}, a hook of the steps of the optimizer {name}, would never "
                     "be called: parameter servers make its steps. Let the session call what is to "
                     "happen before and after each step: hooks=[...], with before_step and "
-                    f"after_step, or write it around session.step(). {_ELSEWHERE}"
+                    "after_step, or write it around session.step()"
                 )
-            if (another := replaced_step(each)) is not None:
-                raise ConfigurationError(
+            elif (another := replaced_step(each)) is not None:
+                lost = (
                     f"the program has put {_shown(another)} in the place of the step of the "
                     f"optimizer {name}, which nobody calls: parameter servers make its steps. "
-                    "Write what it does around the step of the session or of the loop. "
-                    f"{_ELSEWHERE}"
+                    "Write what it does around the step of the session or of the loop"
                 )
-            if each.state is not state or state.removed or _contents(state) != contents:
-                raise ConfigurationError(
+            elif each.state is not state or state.removed or _contents(state) != contents:
+                lost = (
                     f"the program has changed the state of the optimizer {name} (optimizer.state), "
                     "and the change would be lost: parameter servers make its steps and hold its "
-                    f"state. Leave it as it is. {_ELSEWHERE}"
+                    "state. Leave it as it is"
                 )
+            else:
+                continue
+            raise ConfigurationError(f"{lost}. {_ELSEWHERE}")
 
 
 def replaced_step(optimizer: torch.optim.Optimizer) -> Any:
@@ -85,15 +83,11 @@ def replaced_step(optimizer: torch.optim.Optimizer) -> Any:
     A scheduler puts a function there that only notes the call.
     """
     step = vars(optimizer).get("step")
-    while step is not None and _of_scheduler(step):
-        step = step.__wrapped__
+    # Not by its attributes, which a program's wrapper around it has too.
+    while getattr(step, "__globals__", {}).get("__name__") == "torch.optim.lr_scheduler":
+        step = step.__wrapped__  # type: ignore[union-attr]
     own = step is None or getattr(step, "__func__", step) is type(optimizer).step
     return None if own else step
-
-
-def _of_scheduler(step: Any) -> bool:
-    # Not by its attributes, which a program's wrapper around it has too.
-    return getattr(step, "__globals__", {}).get("__name__") == "torch.optim.lr_scheduler"
 
 
 def _shown(function: Any) -> str:
@@ -101,28 +95,20 @@ def _shown(function: Any) -> str:
     return repr(function) if name is None else f"{name}()"
 
 
+def _noted(removal: Callable[..., Any]) -> Any:
+    def noted(state: _State, *arguments: Any) -> Any:
+        state.removed = True
+        return removal(state, *arguments)
+
+    return noted
+
+
 class _State(defaultdict[Any, Any]):
     """The state of an optimizer; notes removals, of which an empty one shows nothing."""
 
-    def __init__(self, *content: Any) -> None:
-        super().__init__(dict, *(each for each in content if each is not dict))
-        self.removed = False
-
-    def clear(self) -> None:
-        self.removed = True
-        super().clear()
-
-    def pop(self, *arguments: Any) -> Any:
-        self.removed = True
-        return super().pop(*arguments)
-
-    def popitem(self) -> Any:
-        self.removed = True
-        return super().popitem()
-
-    def __delitem__(self, key: Any) -> None:
-        self.removed = True
-        super().__delitem__(key)
+    removed = False
+    clear, pop = _noted(dict.clear), _noted(dict.pop)
+    popitem, __delitem__ = _noted(dict.popitem), _noted(dict.__delitem__)
 
 
 def _contents(state: dict[Any, Any]) -> dict[int, Any]:

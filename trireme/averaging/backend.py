@@ -165,7 +165,10 @@ class LocalSgd(ServerBackend):
         began = self.step
         result = msgspec.structs.replace(super(ServerBackend, self).wait(), steps=self._own)
         self._begin_here()
-        self.saves = self._save_requested(began)
+        left = self.collect(_SAVING).values()
+        steps = {step for data in left for step in msgspec.msgpack.decode(data, type=list[int])}
+        known, self._known_requests = self._known_requests, steps
+        self.saves = began in steps if self._rule.synchronous else not steps <= known
         if self.saves:
             self.leave_state()
         return result
@@ -174,12 +177,6 @@ class LocalSgd(ServerBackend):
         """As `Backend.stop`; in synchronous jobs a local period ends with its next step."""
         self._hurries = True
         return super().stop(reason)
-
-    def _save_requested(self, began: int) -> bool:
-        left = self.collect(_SAVING).values()
-        steps = {step for data in left for step in msgspec.msgpack.decode(data, type=list[int])}
-        known, self._known_requests = self._known_requests, steps
-        return began in steps if self._rule.synchronous else not steps <= known
 
     def leave_state(self) -> None:
         if self._made:

@@ -69,7 +69,7 @@ class BlockInt8(Codec):
 
     def encode(self, values: torch.Tensor, out: torch.Tensor) -> None:
         count = values.numel()
-        blocks = _blocks(values)
+        blocks = torch.nn.functional.pad(values, (0, -count % _BLOCK)).view(-1, _BLOCK)
         scales = blocks.abs().amax(dim=1).div_(127.0)
         head = 4 * blocks.shape[0]
         out[:head].view(torch.float32).copy_(scales)
@@ -169,13 +169,6 @@ def make_codec(name: str) -> Codec | None:
         f"unknown codec {name!r}{suggestion(kind, CODECS)}: the codecs are none, "
         f"{', '.join(CODECS)} and topk:SHARE"
     )
-
-
-def _blocks(values: torch.Tensor) -> torch.Tensor:
-    missing = -values.numel() % _BLOCK
-    if missing:
-        values = torch.nn.functional.pad(values, (0, missing))
-    return values.view(-1, _BLOCK)
 
 
 # Lossless compression ---------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.writer import FileWriter
 
 from trireme.dashboards.distribution import Distribution
-from trireme.dashboards.forward_tracer import Graph, Node, Output
+from trireme.dashboards.forward_tracer import Graph, Node
 
 _PRODUCER = 22  # the version of the graph's format, as TensorBoard understands it
 _VERSION = "brain.Event:2"
@@ -100,15 +100,12 @@ def _definition(node: Node) -> NodeDef:
     device = device_name(node.place)
     definition = NodeDef(name=node.name, op=node.kind, device=device, input=node.sources)
     if node.outputs:
-        shapes = AttrValue.ListValue(shape=[_shape(output) for output in node.outputs])
+        sizes = ([TensorShapeProto.Dim(size=size) for size in each.shape] for each in node.outputs)
+        shapes = AttrValue.ListValue(shape=[TensorShapeProto(dim=each) for each in sizes])
         definition.attr["_output_shapes"].list.CopyFrom(shapes)
         dtypes = ", ".join(output.dtype for output in node.outputs)
         definition.attr["dtype"].s = dtypes.encode()
     return definition
-
-
-def _shape(output: Output) -> TensorShapeProto:
-    return TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in output.shape])
 
 
 class _WholeWrites(FileIO):

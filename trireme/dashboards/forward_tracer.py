@@ -80,10 +80,6 @@ class ForwardTracer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.remove()
-
-    def remove(self) -> None:
-        """Removes the hooks. May be called again."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

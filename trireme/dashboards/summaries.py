@@ -44,9 +44,6 @@ class Summaries(Hook):
     Args:
         every: the number of global steps between two records.
         without: kinds to leave out, of `KINDS`.
-
-    Raises:
-        ConfigurationError: a value is out of range.
     """
 
     def __init__(
@@ -104,7 +101,7 @@ class Summaries(Hook):
     def _begin(self, session: Session, batch: Any) -> None:
         board = session.board
         if self._watch is not None:  # of a step that failed
-            self._watch.remove()
+            self._watch.__exit__()
         if board is None or not board.alive:
             self._off = True  # it has warned already
             return
@@ -123,7 +120,7 @@ class Summaries(Hook):
         first, step = self._last is None, result.global_step
         self._last, self._capture = step, None
         if self._watch is not None:
-            self._watch.remove()
+            self._watch.__exit__()
             capture.graph = self._watch.graph
             self._watch = None
         if self._copies:

@@ -86,7 +86,10 @@ def manual_task(
         )
     addresses = [a for a in (*cluster.ps, *cluster.worker, cluster.coordinator) if a]
     loopback = all(map(is_loopback, addresses))
-    certs = _certificates_path(config)
+    certs = None if config.network.certs is None else Path(config.network.certs)
+    if certs is None and config.output.run_dir is not None:
+        usual = local_directory(config.output.run_dir) / "certs"
+        certs = usual if usual.is_dir() else None
     certificates = "" if certs is None else encryption().read(certs, f"{role}:{index}")
     if not loopback and not certificates and not config.network.allow_plaintext:
         raise ConfigurationError(
@@ -123,12 +126,3 @@ def manual_task(
         # Of other hosts it is not known which tasks share them.
         threads=threads_of_task(environ, workers + servers if loopback else 1),
     )
-
-
-def _certificates_path(config: JobConfig) -> Path | None:
-    if config.network.certs is not None:
-        return Path(config.network.certs)
-    if config.output.run_dir is None:
-        return None
-    usual = local_directory(config.output.run_dir) / "certs"
-    return usual if usual.is_dir() else None

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,10 +53,6 @@ def main(arguments: Sequence[str]) -> int:
             "it out here"
         )
 
-    def listening(address: str) -> None:
-        if given.address_file is not None:
-            _write_address(given.address_file, address)
-
     with ExitStack() as stack:
         inherited = stack.enter_context(secret_descriptor(task))
         journal = given.journal and stack.enter_context(closing(_open_journal(given.journal)))
@@ -65,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
             os.environ.update(thread_variables(os.environ, task.threads))
         os.environ.pop(SECRET_VARIABLE, None)
         os.environ[TASK_VARIABLE] = encode_task(inherited)
-        start = Start(None, f"{task.name} ", listening, journal)
+        listens = partial(_write_address, given.address_file)
+        start = Start(None, f"{task.name} ", listens, journal)
         return run_task(task, program, start, _serve if task.role == "coordinator" else None)
 
 
@@ -107,8 +105,9 @@ def _serve(task: TaskConfig, start: Start) -> JobOver | None:
     return served.state.over
 
 
-def _write_address(file: Path, address: str) -> None:
+def _write_address(file: Path | None, address: str) -> None:
     try:
-        write_atomically(file, f"{address}\n".encode())
+        if file is not None:
+            write_atomically(file, f"{address}\n".encode())
     except OSError as error:
         raise UsageError(f"--address-file: {file} cannot be written: {error.strerror}") from error

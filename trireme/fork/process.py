@@ -179,7 +179,11 @@ class _Template:
         sys.orig_argv[:] = request.arguments
         _show_command_line(request.arguments)
         _diverge()
-        _set_blas_threads(os.environ.get(BLAS_VARIABLE, ""))
+        threads = os.environ.get(BLAS_VARIABLE, "")
+        if threads.isdecimal() and int(threads) > 1:
+            from threadpoolctl import ThreadpoolController
+
+            ThreadpoolController().select(internal_api="openblas").limit(limits=int(threads))
         self._answer(Answer(pid=os.getpid()))
         self._launcher.close()
         gc.enable()
@@ -215,13 +219,6 @@ def _diverge() -> None:
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.current_process().authkey = os.urandom(32)
-
-
-def _set_blas_threads(text: str) -> None:
-    if text.isdecimal() and int(text) > 1:
-        from threadpoolctl import ThreadpoolController
-
-        ThreadpoolController().select(internal_api="openblas").limit(limits=int(text))
 
 
 def _show_command_line(words: Sequence[str]) -> None:

@@ -21,21 +21,14 @@ from trireme.launch.config.task_config import (
 from trireme.launch.process_setup.program import MODULE, check_program, run_program
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 
-_STRATEGY = "graph"
-
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the program until its session has drawn the model's graph, and returns its status."""
     parser = GRAPH.parser()
     options, program = parser.split(arguments)
     given = parser.parse_args(options)
-    if given.strategy != _STRATEGY:
-        raise UsageError(
-            f"--strategy {given.strategy}: `trireme graph` draws what strategy graph would do; "
-            "leave it out"
-        )
     config = read_config(vars(given), os.environ, read_file(given.config), GRAPH_OPTIONS)
-    config = config.replaced("trireme graph", strategy=_STRATEGY)
+    config = config.replaced("trireme graph", strategy="graph")
     if not program:
         raise UsageError("name the program: trireme graph [OPTIONS] SCRIPT [ARGS...]")
     check_program(program)

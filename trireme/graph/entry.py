@@ -28,12 +28,6 @@ def _graph() -> Parser:
     for option in GRAPH_OPTIONS:
         add_option(parser, option)
     parser.add_module()
-    parser.add_argument(
-        "--strategy",
-        metavar="graph",
-        default="graph",
-        help="graph, the only strategy that it draws (default)",
-    )
     parser.add_argument("--config", metavar="FILE", help="read options from FILE")
     return parser
 

@@ -102,23 +102,15 @@ class LaunchedJob:
     def status(self) -> JobStatus:
         """Returns the state of the job, half a second old at most."""
         progress = msgspec.structs.asdict(self._progress)
-        return JobStatus(state=self._state(), run_dir=self._run_dir, **progress)
-
-    def _state(self) -> str:
-        if not self._over.is_set():
-            return "starting" if self._run_dir is None else "running"
-        status = 1 if self._ended is None else self._ended.status
-        return {0: "finished", INTERRUPTED: "interrupted"}.get(status, "failed")
+        if self._over.is_set():
+            status = 1 if self._ended is None else self._ended.status
+            state = {0: "finished", INTERRUPTED: "interrupted"}.get(status, "failed")
+        else:
+            state = "starting" if self._run_dir is None else "running"
+        return JobStatus(state=state, run_dir=self._run_dir, **progress)
 
     def logs(self, task: str = "worker:0") -> str:
-        """Returns what a task has printed, of all jobs in the run directory.
-
-        Args:
-            task: the task's name, such as `worker:1` or `ps:0`.
-
-        Raises:
-            ConfigurationError: there is no such task, or it has printed nothing yet.
-        """
+        """Returns what a task, such as `ps:0`, has printed, of all jobs in the run directory."""
         path = None if self._run_dir is None else task_log(self._run_dir, task)
         if path is None or not path.exists():
             there = [] if path is None else sorted(each.stem for each in path.parent.glob("*.log"))
@@ -162,21 +154,13 @@ class LaunchedJob:
             pipe.flush()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Waits until the job has ended; returns whether it has.
-
-        Args:
-            timeout: the seconds to wait at most; None for no limit.
-        """
+        """Waits until the job has ended, at most `timeout` seconds; returns whether it has."""
         return self._over.wait(timeout)
 
     def result(self, timeout: float | None = None) -> Any:
         """Waits until the job has ended and returns what the chief's function returned.
 
-        Args:
-            timeout: the seconds to wait at most; None for no limit. The job goes on after that.
-
-        Returns:
-            What the chief returned; None for a script or module.
+        That is None for a script or module. After a `timeout`, in seconds, the job goes on.
 
         Raises:
             JobFailed: a task failed; the message names it, and has its traceback.

@@ -103,7 +103,10 @@ def run(
     if callable(function_or_script):
         job = _start_function(function_or_script, args, task, verbose)
     else:
-        program = _program(os.fspath(function_or_script), args)
+        text = os.fspath(function_or_script)
+        words = text.split() if text.startswith(f"{MODULE} ") else [text]
+        program = (*words, *map(str, args))
+        check_program(program)
         job = _start(Order(task, program, program_name(program)), None, verbose)
     return _wait(job, timeout) if wait else job
 
@@ -177,13 +180,6 @@ def option_texts(given: Mapping[str, Any]) -> dict[str, str | None]:
             )
         texts[field] = None if value is None else str(value)
     return texts
-
-
-def _program(text: str, args: Sequence[Any]) -> tuple[str, ...]:
-    words = text.split() if text.startswith(f"{MODULE} ") else [text]
-    program = (*words, *(str(each) for each in args))
-    check_program(program)
-    return program
 
 
 def _start_function(

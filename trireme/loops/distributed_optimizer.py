@@ -97,7 +97,7 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
     def step(
         self, closure: Callable[[], Any] | None = None, *, examples: float | None = None
     ) -> Any:
-        """Pushes the gradients and brings the new values into the model.
+        """Pushes the gradients and brings the new values; returns what the closure returns.
 
         After training has ended it makes no update in the rest of that iteration of the loop, as
         `Session.step`. Leave the loop when `should_stop()` returns True.
@@ -109,9 +109,6 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
             examples: the number of examples that the gradient is the mean of, where workers'
                 batches differ in size. None for the number in the batches of `epochs` or
                 `prepare`; without these all batches count alike.
-
-        Returns:
-            The result of the closure.
 
         Raises:
             ConfigurationError: the loop continues after training has ended; its result is saved.
@@ -160,10 +157,6 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
                 `DistributedSampler`, and without a slice of the data.
             count: the number of epochs in all.
             name: the data set's name, where a program trains on several.
-
-        Raises:
-            ConfigurationError: the loader is none, or its order cannot be dealt; or `count` is no
-                whole number of 0 or more.
         """
         return self._loop.data.epochs(loader, count, name)
 
@@ -180,9 +173,6 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
             loader: loads all examples; see `epochs`.
             epochs: after so many epochs of the job an iteration is empty; None for no end.
             name: the data set's name, where a program trains on several.
-
-        Raises:
-            ConfigurationError: as for `epochs`.
         """
         return self._loop.data.prepare(loader, epochs, name)
 
@@ -193,18 +183,13 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         the job has one of that name, by a resume or in a worker that was started again, it is
         loaded at once. Schedules that count steps need no keeping: see `loop_steps`.
 
-        Without servers all processes must call it, with the same names.
+        Without servers all processes must call it, with the same names. Returns whether a state was
+        loaded.
 
         Args:
             name: the name in checkpoints.
             held: an object with `state_dict` and `load_state_dict`. The state has numbers, text,
                 bytes, None, tensors, and lists and mappings of these; tuples come back as lists.
-
-        Returns:
-            Whether a state was loaded.
-
-        Raises:
-            ConfigurationError: another object has the name, or a checkpoint cannot hold its state.
         """
         return self._loop.kept.keep(name, held)
 
@@ -216,10 +201,7 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         it `step` averages them, after the loop has changed each process's own.
 
         With parameter servers, which average the gradients of workers themselves, and in one
-        process it does nothing: give `clip_norm` to `distribute`.
-
-        Args:
-            examples: the number of examples that the gradient is the mean of, as for `step`.
+        process it does nothing: give `clip_norm` to `distribute`. `examples` are as for `step`.
         """
         self._loop.synchronize(self._index, examples)
 
@@ -227,9 +209,6 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         """Returns whether the given optimizer is to call a closure itself, such as SAM's does.
 
         Those of `torch.optim` call it once, before all else, as `step` does for them.
-
-        Raises:
-            ConfigurationError: it is, and there are parameter servers.
         """
         if closure is None or name_of(self._given) is not None:
             return False
@@ -259,11 +238,8 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops the gradients of this optimizer's parameters, or sets them to zero.
 
-        Those of rows of sparse tables are dropped, as they are after each step.
-
-        Args:
-            set_to_none: whether to drop the gradients; `step` then leaves parameters unchanged that
-                backward does not reach, as `torch.optim` does.
+        Where they are dropped, `step` leaves parameters unchanged that backward does not reach, as
+        `torch.optim` does. Those of rows of sparse tables are dropped, as after each step.
         """
         self._loop.take_parameters()
         parameters = self._loop.parameters[self._index]
@@ -280,13 +256,8 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         """Loads hyper-parameters, and the optimizer's state where this process holds it.
 
         Where parameter servers run the optimizer, they hold its state: `state_dict()` has the
-        hyper-parameters only, and the job's checkpoints have the state.
-
-        Args:
-            state_dict: what `state_dict` returned, here or of another optimizer of this class.
-
-        Raises:
-            ConfigurationError: it has a state, and parameter servers run the optimizer.
+        hyper-parameters only, and the job's checkpoints have the state. One with a state is refused
+        then.
         """
         setup = self.worker.setup
         if state_dict["state"] and setup.served:
@@ -308,9 +279,6 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         """Adds a group, which the next step takes over; with servers this call does.
 
         All processes must add the same, with the same values.
-
-        Raises:
-            ConfigurationError: the job trains the parameters that it began with.
         """
         if self.worker.backend.grows:
             self._given.add_param_group(param_group)

@@ -41,7 +41,7 @@ class KeptState:
         encoded(name, 0, held.state_dict())  # what cannot be held is refused now
         self._held[name] = held
         checkpoints, backend = self._worker.checkpoints, self._worker.backend
-        found = [*backend.collect(_topic(name)).values()]
+        found = [*backend.collect(f"kept/{name}").values()]
         if (restored := checkpoints.known_kept.get(name)) is not None:
             found.append(restored)
         group = self._worker.setup.process_group
@@ -60,13 +60,9 @@ class KeptState:
         saved: dict[str, str] = {}
         for name, held in self._held.items():
             data = encoded(name, self._worker.global_step, held.state_dict())
-            self._worker.backend.share(_topic(name), data)
+            self._worker.backend.share(f"kept/{name}", data)
             saved[name] = base64.b64encode(data).decode()
         return saved
-
-
-def _topic(name: str) -> str:
-    return f"kept/{name}"
 
 
 def encoded(name: str, step: int, state: dict[str, Any]) -> bytes:

@@ -21,8 +21,6 @@ from trireme.loops.loop_data import LoopData
 from trireme.loops.program_end import ProgramEnd
 from trireme.ps.optimizers import JointOptimizer
 from trireme.session.model.module_names import called_modules
-from trireme.session.model.process_group import ProcessGroup
-from trireme.session.model.reducer import Reducer
 from trireme.session.model.trained import clip
 from trireme.session.observers.liveness import line_of_program
 from trireme.session.result import StepResult
@@ -63,7 +61,9 @@ class LoopJob:
         self.parameters = self._setup.parameters_of_each()
         if self._watch is not None:
             self._watch.close()
-        if self._averages_here or self._averages_on_servers:
+        mesh = self._setup.settings.mesh  # FSDP averages gradients in backward, others in `step`
+        here = self._setup.reducer is not None and mesh.dp > 1 and mesh.fsdp == 1
+        if here or self._averages_on_servers:
             self._watch = GradientWatch(parameter for each in self.parameters for parameter in each)
 
     def may_update(self) -> bool:
@@ -202,12 +202,6 @@ class LoopJob:
         return loss.new_tensor(mean) if isinstance(loss, torch.Tensor) else mean
 
     @property
-    def _averages_here(self) -> bool:
-        """Whether `step` averages gradients over processes. FSDP does so in backward."""
-        mesh = self._setup.settings.mesh
-        return self._setup.reducer is not None and mesh.dp > 1 and mesh.fsdp == 1
-
-    @property
     def _averages_on_servers(self) -> bool:
         settings = self._setup.settings
         several = settings.task.servers > 0 and settings.task.workers > 1
@@ -279,24 +273,18 @@ class LoopJob:
         worker, group, reducer = self._worker, self._setup.process_group, self._setup.reducer
         if group is None or reducer is None or group.mesh.sharded or worker.backend.together:
             return
-        while not worker.backend.stopping and self._take_part(group, reducer):
-            pass
-
-    def _take_part(self, process_group: ProcessGroup, reducer: Reducer) -> bool:
-        """Makes a step without examples if others make one with some; returns whether they do."""
-        setup, worker = self._setup, self._worker
-        worker.begin_step()
-        if process_group.count(0.0)() == 0.0:
-            process_group.vote()  # all loops have ended: there is no such step
-            return False
-        setup.agree_on_optimizer(takes_part=False)
-        setup.flat.zero_gradients()
-        setup.flat.gather_gradients()
-        reducer.begin()
-        reducer.finish()
-        worker.update(0.0, ())
-        self._batches.compare(worker)
-        return True
+        while not worker.backend.stopping:  # a step without examples if others make one with some
+            worker.begin_step()
+            if group.count(0.0)() == 0.0:
+                group.vote()  # all loops have ended: there is no such step
+                return
+            self._setup.agree_on_optimizer(takes_part=False)
+            self._setup.flat.zero_gradients()
+            self._setup.flat.gather_gradients()
+            reducer.begin()
+            reducer.finish()
+            worker.update(0.0, ())
+            self._batches.compare(worker)
 
     def _explain(self, error: BaseException) -> TriremeError | None:
         self._worker.note(error)

@@ -30,11 +30,10 @@ _PRETENDED: dict[Any, Any] = {  # so that a constructor does what it does on the
 
 
 class Deferred:
-    """A model whose constructor has run without memory.
+    """A `model` whose constructor has run without memory.
 
-    Attributes:
-        model: the model. Its parameters are meta tensors until they are materialised; buffers, and
-            tensors that are plain attributes of modules, are real.
+    Its parameters are meta tensors until they are materialised; buffers, and tensors that are plain
+    attributes of modules, are real.
     """
 
     def __init__(self, build: Callable[[], nn.Module], seed: Callable[[], None]) -> None:

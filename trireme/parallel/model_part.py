@@ -36,22 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class MeshPart(ModelPart):
-    """The pipeline stages and shards of one process.
-
-    It has the interface of `FlatModel` that a replica uses, without flat vectors.
-
-    Attributes:
-        process_group: the argument.
-        modules: the modules of this process: one, or one for each stage.
-        parameters: the parameters of this process by their names in the model.
-        trained: those of them that are trained.
-        device: the device of the parameters.
-        say, warn: show the user a line, or a warning; a session sets them.
-        lean: whether no process holds the whole model: `model` has no values either.
-        on_placed: called when the parameters of other processes have left `parameters`.
-    """
-
-    lean = False
+    """The pipeline stages and shards of one process."""
 
     def __init__(
         self,
@@ -63,8 +48,8 @@ class MeshPart(ModelPart):
         cut: nn.Module | None = None,
     ) -> None:
         self.process_group = process_group
-        self.say: Callable[[str], None] = _log.info
-        self.warn: Callable[[str], None] = _log.warning
+        self.say, self.warn = _log.info, _log.warning
+        # Called when the parameters of other processes have left `parameters`.
         self.on_placed: Callable[[], None] = lambda: None
         self._pipeline_config = pipeline
         self._plan = plan
@@ -76,7 +61,7 @@ class MeshPart(ModelPart):
             _share_state(model, cut)
         if process_group.mesh.pp > 1:
             self._cut(copied)
-            self.modules: list[nn.Module] = [stage for _, stage in self.stages]
+            self.modules = [stage for _, stage in self.stages]
         else:
             self.modules = [copied]
         for module in self.modules:

@@ -56,16 +56,7 @@ class SharedWrites(ValueWatch):
         return {name: each._version for name, each in parameters.items() if is_dtensor(each)}
 
     def agree(self, totals: Sequence[float], processes: int, total: Total) -> None:
-        """Checks the sums of the votes: that all processes have written the same, or none.
-
-        Args:
-            totals: the sums.
-            processes: how many have voted.
-            total: sums further numbers over all of them.
-
-        Raises:
-            ConfigurationError: they have not.
-        """
+        """Checks the sums of the votes: that all processes have written the same, or none."""
         count, digests, squares, written = totals
         if not count or (count == processes and digests**2 == squares * count):
             return

@@ -16,12 +16,9 @@ class Collective(Strategy):
 
     All processes make every step together. The strategies differ in the axis of the mesh to which
     workers are added; `--mesh` composes them.
-
-    Attributes:
-        axis: the axis of the mesh to which workers are added.
     """
 
-    axis: ClassVar[str]
+    axis: ClassVar[str]  # of the mesh
 
     def rule(self) -> Rule:
         return Rule(aggregate=0, staleness=0)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from threading import Thread
-from typing import NamedTuple, Self, get_args
+from typing import NamedTuple, get_args
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -42,16 +43,13 @@ _COUNTERS = (
 )
 
 
-class Exposition:
+class Exposition(AbstractContextManager["Exposition"]):
     """Serves metrics at `/metrics`, the attribute `address`, on a thread of its own."""
 
     def __init__(self, address: str, server: WSGIServer, thread: Thread) -> None:
         self.address = address
         self._server = server
         self._thread = thread
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -108,20 +108,11 @@ class ObjectStore:
     def list(self, prefix: str) -> dict[str, int]:
         """Returns the size of each object below a directory, by key."""
         self.file_system.invalidate_cache()
-        found: Mapping[str, Mapping[str, Any]] = self.attempt(
-            "listed", prefix, lambda: self._find(prefix)
-        )
+        find, found = self.file_system.find, dict[str, dict[str, Any]]()
+        with suppress(FileNotFoundError):
+            found = self.attempt("listed", prefix, lambda: find(self.path(prefix), detail=True))
         keys = {name.removeprefix(self._base).lstrip("/"): each for name, each in found.items()}
         return {key: int(each["size"]) for key, each in keys.items()}
-
-    def _find(self, prefix: str) -> Mapping[str, Mapping[str, Any]]:
-        try:
-            found: Mapping[str, Mapping[str, Any]] = self.file_system.find(
-                self.path(prefix), detail=True
-            )
-        except FileNotFoundError:
-            return {}
-        return found
 
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes objects; those that are gone already are no error."""

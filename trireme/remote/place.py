@@ -76,14 +76,11 @@ class RemotePlace(Place):
         except BaseException:
             self.remove(final)  # a later writer has deleted files of it before it was whole
             raise
-        self._sweep(name)
-        return final
-
-    def _sweep(self, name: str) -> None:
         writer = (order_of(name) or (0, 0))[0]
-        for folder in self._folders(whole=False):
-            if (order_of(folder) or (0, 0))[0] <= writer:
-                self._delete(folder)
+        for part in self._folders(whole=False):
+            if (order_of(part) or (0, 0))[0] <= writer:
+                self._delete(part)
+        return final
 
     def _delete(self, folder: str) -> None:
         with suppress(OSError):  # the next save tries again

@@ -61,7 +61,10 @@ def render(picture: JobSnapshot, width: int) -> RenderableType:
         parts.append(_text(summary(picture.placement), "dim"))
     parts.append(Text())
     if picture.tasks:
-        parts += [_table(picture, width), Text(), _legend(), *_key_of_shards(picture, width)]
+        parts += [_table(picture, width), Text(), _legend()]
+        if len(picture.of("ps")) > 1 and width >= 116:
+            key = "primary of, with the share of all parameters (backup of) [being filled with]"
+            parts.append(Text(f"shards: {key}", style="dim"))
     for text in findings(picture):
         parts.append(_text(f"! {text}", "bold red"))
     if picture.note:
@@ -161,13 +164,6 @@ def _legend() -> Text:
         text.append(f" {name[0]} ", style=f"{colour} reverse")
         text.append(f" {SHOWN_PHASES.get(name, name)}  ", style="dim")
     return text
-
-
-def _key_of_shards(picture: JobSnapshot, width: int) -> list[RenderableType]:
-    if len(picture.of("ps")) < 2 or width < 116:
-        return []
-    text = "shards: primary of, with the share of all parameters (backup of) [being filled with]"
-    return [Text(text, style="dim")]
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -60,7 +60,8 @@ class ServerStatus(Measures):
         taken = [at for at in self._held["primary"] if before.shards[at].primary != server]
         if taken:
             lost = dict.fromkeys(f"ps:{before.shards[at].primary}" for at in taken)
-            self._took_over, self._took_over_at = f"{_named(taken)} from {', '.join(lost)}", now
+            shards_taken = f"shard{'s' * (len(taken) > 1)} {', '.join(map(str, taken))}"
+            self._took_over, self._took_over_at = f"{shards_taken} from {', '.join(lost)}", now
             self._takeovers += len(taken)
 
     def status(
@@ -147,10 +148,6 @@ class ServerStatus(Measures):
         if self._rolled_back_at:
             status["rolled_back_seconds"] = now - self._rolled_back_at
         return status
-
-
-def _named(shards: list[int]) -> str:
-    return f"shard{'s' * (len(shards) > 1)} {', '.join(map(str, shards))}"
 
 
 SERVERS = MeasuresType(ServerStatus)

@@ -64,14 +64,17 @@ class StreamLoader(SpanLoader):
             whole = ended = False
             while len(examples) < self.batch_size:
                 start, stop = self._waiting[0]
-                if start == stop or (spans and not self._continues(spans[-1], start)):
+                epoch = self.stream.epoch(spans[0][0] if spans else start)
+                if start == stop or self.stream.epoch(start) != epoch:
                     break
                 whole = whole or stop - start > self.batch_size
                 stop = min(stop, start + self.batch_size - len(examples))
                 found, end = self.stream.take(start, stop)
-                self._use(start + len(found))
+                _, end_of_span = self._waiting.popleft()
+                if (reached := start + len(found)) < end_of_span:
+                    self._waiting.appendleft((reached, end_of_span))
                 if found:
-                    spans.append((start, start + len(found)))
+                    spans.append((start, reached))
                     examples += found
                 if end is not None:
                     ended = True
@@ -82,8 +85,7 @@ class StreamLoader(SpanLoader):
                 for span in spans:
                     self._lack(*span)
             elif examples:
-                self._last = examples
-                epoch = self.stream.epoch(spans[0][0])
+                self._last, epoch = examples, self.stream.epoch(spans[0][0])
                 try:
                     data = self._made(examples, spans[0][0])
                 except BaseException:  # the program may catch it, and iterate again
@@ -97,14 +99,6 @@ class StreamLoader(SpanLoader):
             seed = derive(self._seed, _TRANSFORMS, start)
             data = self._transform(data, torch.Generator().manual_seed(seed))
         return self._loading.pinned(data)
-
-    def _continues(self, before: Span, start: int) -> bool:
-        return self.stream.epoch(before[0]) == self.stream.epoch(start)
-
-    def _use(self, until: int) -> None:
-        _, stop = self._waiting.popleft()
-        if until < stop:
-            self._waiting.appendleft((until, stop))
 
     def _ended(self, end: int) -> None:
         """Notes that a part has ended: positions after that have no examples."""

@@ -29,17 +29,13 @@ def sum_bags(
     weights: torch.Tensor | None = None,
     padding: int | None = None,
 ) -> torch.Tensor:
-    """Returns the sum of the rows of each bag, of shape (bags, width).
+    """Returns the sum of the rows (float32 or float64) of each bag, of shape (bags, width).
 
-    Args:
-        rows: of shape (n, width), float32 or float64.
-        places: the rows of all bags, one bag after the other: int64 of shape (entries,).
-        bounds: where each bag begins, and where the last one ends: int64 of shape (bags + 1,). They
-            ascend from 0 on.
-        weights: a factor for each entry, of the dtype of `rows`; they get no gradients.
-        padding: a row that gets no gradient.
+    `places` (int64) are the rows of all bags, one bag after the other, and `bounds` where each bag
+    begins and the last one ends. The `weights`, factors of the entries, and the row `padding` get
+    no gradients.
     """
-    weights = rows.new_empty(0) if weights is None else weights.detach()
+    weights = rows.new_ones(places.numel()) if weights is None else weights.detach()
     return _SumBags.apply(rows, (places, bounds, weights), padding)  # type: ignore[no-untyped-call, no-any-return]
 
 
@@ -91,12 +87,8 @@ def _sum_bags(rows: Any, places: Any, bounds: Any, weights: Any, sums: Any) -> N
     for bag in range(bounds.size - 1):
         for entry in range(bounds[bag], bounds[bag + 1]):
             place = places[entry]
-            if weights.size:
-                for column in range(rows.shape[1]):
-                    sums[bag, column] += weights[entry] * rows[place, column]
-            else:
-                for column in range(rows.shape[1]):
-                    sums[bag, column] += rows[place, column]
+            for column in range(rows.shape[1]):
+                sums[bag, column] += weights[entry] * rows[place, column]
 
 
 @compiled
@@ -104,9 +96,5 @@ def _spread_bags(gradients: Any, places: Any, bounds: Any, weights: Any, sums: A
     for bag in range(bounds.size - 1):
         for entry in range(bounds[bag], bounds[bag + 1]):
             place = places[entry]
-            if weights.size:
-                for column in range(gradients.shape[1]):
-                    sums[place, column] += weights[entry] * gradients[bag, column]
-            else:
-                for column in range(gradients.shape[1]):
-                    sums[place, column] += gradients[bag, column]
+            for column in range(gradients.shape[1]):
+                sums[place, column] += weights[entry] * gradients[bag, column]

@@ -32,12 +32,6 @@ def compiled(function: Function) -> Function:
 
     numba keeps machine code until the file of the function changes. It does not notice a change in
     a compiled function of another file that is called from here: remove `__pycache__` then.
-
-    Args:
-        function: uses what numba compiles: numbers, NumPy's arrays, and compiled functions.
-
-    Returns:
-        The compiled function; called like the argument.
     """
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:

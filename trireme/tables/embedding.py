@@ -60,9 +60,6 @@ class TableModule(ExtensionLayer):
         ids: batch -> the ids that the module looks up for it, as one tensor. Where it is given, the
             rows of the next batch come with the answer to a push. Otherwise they are requested when
             the module is called.
-
-    Raises:
-        ConfigurationError: an argument is out of range.
     """
 
     kind = "tables"
@@ -200,7 +197,12 @@ class TableModule(ExtensionLayer):
                     f"{type(self).__name__} of {self.num_embeddings} rows is called with the id "
                     f"{low if low < 0 else high}: ids run from 0 to {self.num_embeddings - 1}"
                 )
-        keys, inverse = self._keys_of(flat)
+        if self._ahead is not None and np.array_equal(self._ahead[0], flat):
+            keys, inverse = self._ahead[1:]
+        else:
+            from trireme.tables.keys import unique  # needs numba
+
+            keys, inverse = unique(flat)
         rows = self._source.rows(self, keys)
         place: int | None = None
         if self.padding_idx is not None:
@@ -211,13 +213,6 @@ class TableModule(ExtensionLayer):
                     rows[place] = 0
         places = torch.from_numpy(inverse).to(ids.device).reshape(ids.shape)
         return rows.to(ids.device), places, place
-
-    def _keys_of(self, flat: Any) -> tuple[Any, Any]:
-        if self._ahead is not None and np.array_equal(self._ahead[0], flat):
-            return self._ahead[1:]
-        from trireme.tables.keys import unique  # needs numba
-
-        return unique(flat)
 
     def extra_repr(self) -> str:
         """Returns what `repr` shows besides the name."""
@@ -255,14 +250,7 @@ class Embedding(TableModule):
     """
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Returns the row of each id.
-
-        Args:
-            ids: int64 or int32, of any shape.
-
-        Returns:
-            A tensor of the shape of `ids` with a further dimension of `embedding_dim`.
-        """
+        """Returns the row of each id, int64 or int32, in a further dimension."""
         rows, places, padding = self._find(ids)
         if not _by_kernels(rows):
             return functional.embedding(places, rows, padding_idx=padding)
@@ -274,12 +262,8 @@ class Embedding(TableModule):
 class EmbeddingBag(TableModule):
     """A bag of embeddings in the place of `torch.nn.EmbeddingBag`, with rows in a sparse table.
 
-    Args:
-        num_embeddings: see `TableModule`.
-        embedding_dim: see `TableModule`.
-        mode: `sum`, `mean` or `max` of the rows of a bag.
-        include_last_offset: whether the offsets have one more entry, the number of ids.
-        arguments: the others of `TableModule`, by name.
+    Its `mode` is `sum`, `mean` or `max` of the rows of a bag; with `include_last_offset` the
+    offsets have one more entry, the number of ids. See `TableModule` for the other arguments.
     """
 
     def __init__(
@@ -303,15 +287,12 @@ class EmbeddingBag(TableModule):
         offsets: torch.Tensor | None = None,
         per_sample_weights: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns one row for each bag.
+        """Returns one row for each bag, of shape (bags, embedding_dim).
 
         Args:
             ids: int64 or int32: of shape (bags, n), or of shape (n,) with offsets.
             offsets: where each bag begins, of shape (bags,).
             per_sample_weights: a factor for each id, of its shape; for the mode `sum`.
-
-        Returns:
-            A tensor of shape (bags, embedding_dim).
         """
         rows, places, padding = self._find(ids)
         weights = per_sample_weights

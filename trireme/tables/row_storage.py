@@ -89,18 +89,6 @@ def mark_of(step: Any, touches: Any) -> Any:
 
 
 @compiled
-def step_of(mark: Any) -> Any:
-    """Returns the step of a mark, as int64."""
-    return np.int64(mark >> _S24)
-
-
-@compiled
-def touches_of(mark: Any) -> Any:
-    """Returns the touches of a mark, as int64."""
-    return np.int64(mark & _TOUCHES)
-
-
-@compiled
 def touch(address: Any, step: Any) -> None:
     """Counts a touch of the record at an address, and keeps the step (uint64) as its last one."""
     touches = (read_mark(address) & _TOUCHES) + _ONE
@@ -121,8 +109,8 @@ def _read_headers(addresses: Any, keys: Any, steps: Any, touches: Any) -> None:
     for each in range(addresses.size):
         mark = read_mark(addresses[each])
         keys[each] = read_key(addresses[each])
-        steps[each] = step_of(mark)
-        touches[each] = touches_of(mark)
+        steps[each] = np.int64(mark >> _S24)
+        touches[each] = np.int64(mark & _TOUCHES)
 
 
 def headers(addresses: npt.NDArray[np.uint64]) -> tuple[Keys, Counts, Counts]:

@@ -115,20 +115,18 @@ class Table:
         """Applies updates to the rows of keys, and makes the rows of those that are admitted.
 
         An update is a touch of its key. The touch number `admit_after` makes the row, and its
-        update is the first that is applied to it; those of earlier touches are only counted.
-
-        Args:
-            keys: int64 of shape (n,), each once: `unique` and `sum_rows` make them so.
-            updates: gradients, or what is added; of the dtype of the table and of shape (n, width).
-            step: the global step of the updates, from 1; also that of Adam's bias correction.
-            hyper: hyper-parameters by name, where they have changed since the last push.
-
-        Raises:
-            Rejected, ConfigurationError: an argument is not as it should be, or the table is full.
-            MemoryError: there is no memory for new rows. Nothing has changed, in either case.
+        update is the first that is applied to it; those of earlier touches are only counted. Each
+        key is there once: `unique` and `sum_rows` make them so. The global `step` is from 1 on, and
+        `hyper` has hyper-parameters that have changed since the last push. Where an argument is
+        wrong, the table is full, or there is no memory for new rows, nothing has changed.
         """
         keys = self._checked_keys(keys)
-        self._check_rows(updates, keys.size)
+        shape = (keys.size, self.spec.width)
+        if updates.dtype != self.spec.dtype or updates.shape != shape:
+            raise Rejected(
+                f"{self._name}: updates are of {updates.dtype} and of shape {updates.shape}; for "
+                f"{keys.size} keys they should be of {self.spec.dtype} and of shape {shape}"
+            )
         self._check_step(step)
         updates = plain(updates)
         optimizer = changed(self.optimizer, hyper) if hyper else self.optimizer
@@ -251,14 +249,6 @@ class Table:
                 "of int64 and of shape (n,)"
             )
         return plain(keys)
-
-    def _check_rows(self, rows: Rows, count: int) -> None:
-        shape = (count, self.spec.width)
-        if rows.dtype != self.spec.dtype or rows.shape != shape:
-            raise Rejected(
-                f"{self._name}: updates are of {rows.dtype} and of shape {rows.shape}; for {count} "
-                f"keys they should be of {self.spec.dtype} and of shape {shape}"
-            )
 
     def _check_step(self, step: int) -> None:
         if not 1 <= step <= MOST_STEPS:

@@ -157,9 +157,6 @@ class RowWiseAdagrad(Adagrad, frozen=True, tag=True):
 
     Source: Gupta et al., Training Recommender Systems at Scale (2020), section 3; the same
     optimizer is `EXACT_ROWWISE_ADAGRAD` in FBGEMM.
-
-    Attributes:
-        lr, eps, initial_accumulator_value: see `Adagrad`.
     """
 
 
@@ -244,9 +241,6 @@ class TableSpec(msgspec.Struct, frozen=True):
             counted and not applied.
         drop_after: the number of steps after which a key that no update touched is dropped; 0 for
             never.
-
-    Raises:
-        ConfigurationError: a value is out of range, or values contradict each other.
     """
 
     name: Name

@@ -183,7 +183,7 @@ class TlsStream(Stream):
                 if not self._receive():
                     return False
             except ssl.SSLError as error:
-                failure = self._fail(_explain(error, self.peer, shaking_hands=True))
+                failure = self._failure = _explain(error, self.peer, shaking_hands=True)
                 if isinstance(failure, ProtocolMismatch):
                     self._sealed = memoryview(_WRONG_VERSION)  # which OpenSSL does not say
                 with suppress(WireError):
@@ -191,18 +191,12 @@ class TlsStream(Stream):
                 raise failure from error
             else:
                 self._established = True
-                self.certified = self._named_tasks()
+                names: Any = (self._tls.getpeercert() or {}).get("subjectAltName", ())
+                uris = (name for kind, name in names if kind == "URI" and name.startswith(TASK_URI))
+                self.certified = tuple(uri.removeprefix(TASK_URI) for uri in uris)
                 self._space = memoryview(bytearray(_CHUNK))
                 self._seal()
         return self._established
-
-    def _named_tasks(self) -> tuple[str, ...]:
-        names: Any = (self._tls.getpeercert() or {}).get("subjectAltName", ())
-        return tuple(
-            name.removeprefix(TASK_URI)
-            for kind, name in names
-            if kind == "URI" and name.startswith(TASK_URI)
-        )
 
     # Reading -------------------------------------------------------------------------------------
 
@@ -220,7 +214,7 @@ class TlsStream(Stream):
             else:
                 self.pending = bool(self._tls.pending() or self._incoming.pending)
         except WireError as error:
-            self._fail(error)
+            self._failure = error
             if not total:
                 raise
         self._spend("read", total)
@@ -313,10 +307,6 @@ class TlsStream(Stream):
             raise ConnectionClosed(f"the connection to {self.peer} was closed by this side")
         if self._failure is not None:
             raise type(self._failure)(str(self._failure))
-
-    def _fail(self, failure: WireError) -> WireError:
-        self._failure = failure
-        return failure
 
     def _spend(self, what: str, count: int) -> None:
         self._bytes_left[what] -= count

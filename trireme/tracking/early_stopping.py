@@ -21,9 +21,6 @@ class EarlyStopping(Hook):
         mode: whether lower (`min`) or higher (`max`) values are better.
         min_delta: a new best value must be better by more than this.
         name: the name of the evaluations that count, as given to `Session.evaluate`.
-
-    Raises:
-        ConfigurationError: a value is out of range; or, at an evaluation, there is no such metric.
     """
 
     def __init__(

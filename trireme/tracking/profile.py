@@ -16,7 +16,7 @@ import math
 import tempfile
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,8 +135,9 @@ class Profile(Hook):
             if wait_for_all:
                 return
             if time.monotonic() >= deadline:
+                names = ", ".join(f"worker:{index}" for index in sorted(missing))
                 session.worker.progress.warn(
-                    f"the trace of steps {self.first} to {self.end - 1} lacks {_names(missing)}"
+                    f"the trace of steps {self.first} to {self.end - 1} lacks {names}"
                 )
                 break
             time.sleep(_POLL_SECONDS)
@@ -147,7 +148,12 @@ class Profile(Hook):
                 workers.append(unpack(data))
             except ValueError as error:
                 session.worker.progress.warn(f"the trace lacks worker:{index}: {error}")
-        self._write(session, workers, [] if connected is None else _notes(session, connected))
+        servers: list[ServerPart] = []
+        if connected is not None:
+            traces = _traces(session, connected)
+            servers = [ServerPart(at, *said) for at, said in sorted(traces.ask("read").items())]
+            traces.close()
+        self._write(session, workers, servers)
         if connected is not None:
             backend.share(self._topic, b"")  # else servers keep megabytes for each trace
 
@@ -174,17 +180,6 @@ def _traces(session: Session, connected: ServerBackend) -> ServerTraces:
     view = session.worker.lifecycle.view
     assert view is not None  # it has joined
     return ServerTraces(connected.options, view)
-
-
-def _notes(session: Session, connected: ServerBackend) -> list[ServerPart]:
-    servers = _traces(session, connected)
-    parts = [ServerPart(index, *said) for index, said in sorted(servers.ask("read").items())]
-    servers.close()
-    return parts
-
-
-def _names(workers: Collection[int]) -> str:
-    return ", ".join(f"worker:{index}" for index in sorted(workers))
 
 
 class _Tracing:
@@ -225,7 +220,10 @@ class _Tracing:
         self._steps.append(TraceSpan(f"step {number}", "step", self._began, time.monotonic()))
         if self._pipeline is not None:
             operations = self._pipeline.end(self._mark)
-            self._stages += _stage_spans(operations, -self._offset)
+            for one in operations:
+                name = f"{one.kind} {one.stage}, micro-batch {one.microbatch}"
+                began, ended = one.start - self._offset, one.stop - self._offset
+                self._stages.append(TraceSpan(name, STAGE, began, ended))
         times = self._worker.update_times
         # With prefetch the newest push is not decided yet.
         waits = times.push_began >= times.wait_ended
@@ -246,18 +244,6 @@ class _Tracing:
             spans=(*self._steps, *self._phases, *self._stages, *operators),
             pushes=tuple(self._pushes),
         )
-
-
-def _stage_spans(operations: Sequence[Any], offset: float) -> list[TraceSpan]:
-    return [
-        TraceSpan(
-            f"{one.kind} {one.stage}, micro-batch {one.microbatch}",
-            STAGE,
-            one.start + offset,
-            one.stop + offset,
-        )
-        for one in operations
-    ]
 
 
 def _operator(event: Mapping[str, Any], offset: float) -> TraceSpan:

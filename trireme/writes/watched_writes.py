@@ -27,14 +27,11 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Sample:
-    """Some elements of each parameter that lies in a vector, others at each step.
-
-    Attributes:
-        whole: the parameters of which it has all elements.
-    """
+    """Some elements of each parameter that lies in a vector, others at each step."""
 
     def __init__(self, placed: Sequence[tuple[str, int, int]], device: torch.device) -> None:
         self._names = [name for name, _, _ in placed]
+        # The parameters of which it has all elements.
         self.whole = {name for name, start, stop in placed if stop - start < 2 * _SAMPLE}
         steps = [max(1, (stop - start) // _SAMPLE) for _, start, stop in placed]
         each = [
@@ -70,13 +67,6 @@ class ValueWatch:
     and once the program has written, checksums of all bits. Values that are `still`, as updates do
     not change them, have checksums from the beginning. Where others need not judge alike there is
     one checksum of each vector until the program has written, if steps take much longer than that.
-
-    Args:
-        clock: returns the time in seconds; None where others must judge alike.
-
-    Attributes:
-        unknown: the parameters whose writes autograd has counted, and of which no sum says whether
-            they have changed.
     """
 
     def __init__(
@@ -84,8 +74,10 @@ class ValueWatch:
         trained: Trained,
         *,
         still: bool = False,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] | None = None,  # None where others must judge alike
     ) -> None:
+        # The parameters whose writes autograd has counted, and of which no sum says whether they
+        # have changed.
         self.unknown: list[str] = []
         self._clock = clock
         self._trained = trained
@@ -202,10 +194,6 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(_bits(one).cpu(), _bits(other.to(one.dtype).reshape(one.shape)).cpu())
-
-
 def _sum(tensor: torch.Tensor) -> int:
     """Returns a checksum of the elements, which depends on their places too."""
     bits = _bits(tensor).contiguous().reshape(-1)
@@ -273,7 +261,9 @@ class WatchedWrites(OwnWrites):
             if not (unknown := self._sent.unknown):
                 return None
             there = held()  # with what other workers have written to it since
-            same = all(_equal(parameters[name], there.values[name]) for name in unknown)
+            pairs = [(parameters[name], there.values[name]) for name in unknown]
+            given = [(one, other.to(one.dtype).reshape(one.shape)) for one, other in pairs]
+            same = all(torch.equal(_bits(a).cpu(), _bits(b).cpu()) for a, b in given)
             if same and not there.written:
                 return None
         self._flat.take_back_values()

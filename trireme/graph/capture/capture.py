@@ -127,8 +127,7 @@ def _captured(model: nn.Module, program: ExportedProgram, batch: Batch) -> Captu
     keep_notes(stateful)
     graph = copied(stateful.graph)
     _share_attributes(graph, stateful)
-    _refuse_generators(model, graph, stateful)
-    _refuse_sparse_gradients(model, graph, stateful)
+    _refuse_attributes(model, graph, stateful)
     _remove_idle_detaches(graph)
     for node in graph.find_nodes(op="call_module", target="_guards_fn"):
         graph.erase_node(node)
@@ -170,23 +169,21 @@ def _remove_idle_detaches(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _refuse_generators(model: nn.Module, graph: fx.Graph, module: nn.Module) -> None:
-    for node in graph.find_nodes(op="get_attr"):
-        if isinstance(attrgetter(node.target)(module), torch.Generator):
-            user = next(iter(node.users))
-            raise refusal(
-                model,
-                "it draws random numbers from a torch.Generator, whose state a graph cannot hold",
-                source_line(user) or forward_line(model),
-                "draw them from torch's own generator, that of torch.manual_seed",
-            )
-
-
-def _refuse_sparse_gradients(model: nn.Module, graph: fx.Graph, module: nn.Module) -> None:
+def _refuse_attributes(model: nn.Module, graph: fx.Graph, module: nn.Module) -> None:
+    """Refuses random generators, and parameters with sparse gradients."""
     for node in graph.find_nodes(op="get_attr"):
         value = attrgetter(node.target)(module)
-        for user in node.users if getattr(value, "requires_grad", False) else ():
-            if isinstance(user.target, OpOverload) and argument(user, "sparse") is True:
+        for user in node.users:
+            if isinstance(value, torch.Generator):
+                why = "it draws random numbers from a torch.Generator, whose state a graph cannot"
+                raise refusal(
+                    model,
+                    f"{why} hold",
+                    source_line(user) or forward_line(model),
+                    "draw them from torch's own generator, that of torch.manual_seed",
+                )
+            trained = getattr(value, "requires_grad", False) and isinstance(user.target, OpOverload)
+            if trained and argument(user, "sparse") is True:
                 raise refusal(
                     model,
                     f"the gradient of {node.target} is sparse, which tasks cannot exchange",

@@ -118,9 +118,12 @@ def aliased(node: fx.Node) -> list[fx.Node]:
     if any(each.alias_info is not None for each in schema.returns):
         shared = [each.name for each in schema.arguments if each.alias_info is not None]
         return _nodes(argument(node, name) for name in shared)
-    if _is_composite(target) and schema.name.removeprefix("aten::") not in _FRESH:
-        return list(node.all_input_nodes)
-    return []
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(
+        target.name(),  # type: ignore[no-untyped-call]
+        "CompositeImplicitAutograd",
+    )
+    unknown = composite and schema.name.removeprefix("aten::") not in _FRESH
+    return list(node.all_input_nodes) if unknown else []
 
 
 class Memory:
@@ -186,13 +189,6 @@ class Memory:
 def _may_be_random(node: fx.Node) -> bool:
     target = node.target
     return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
-
-
-def _is_composite(target: OpOverload) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(
-        target.name(),  # type: ignore[no-untyped-call]
-        "CompositeImplicitAutograd",
-    )
 
 
 def _is_arithmetic(target: Any) -> bool:

@@ -52,8 +52,11 @@ def export(
     try:
         program = _exported(model, args, kwargs, None)
     except Exception as error:
+        # Loads slowly, and every session imports this module.
+        from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
         what = sentence(error)
-        if _depends_on_values(error):
+        if isinstance(error, GuardOnDataDependentSymNode):
             what = "its Python code depends on the value of a tensor (an if, a loop, a print)"
         if unknown := _UNKNOWN.search(str(error)):
             what = f"it takes or returns a {unknown[1]}, whose tensors torch does not know"
@@ -61,13 +64,6 @@ def export(
             raise refusal(model, what, forward_line(model), remedy) from error
         raise refusal(model, what, error_line(error, model)) from error
     return program, Batch(size, dynamic=False, reason=reason)
-
-
-def _depends_on_values(error: Exception) -> bool:
-    # Loads slowly, and every session imports this module.
-    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
-    return isinstance(error, GuardOnDataDependentSymNode)
 
 
 def _exported(
@@ -140,13 +136,10 @@ def _has_symbols(program: ExportedProgram) -> bool:
         value = node.meta.get("val")
         if node.name in inputs and isinstance(value, torch.Tensor):
             sizes: list[Any] = list(value.shape)
-            if any(isinstance(size, torch.SymInt) and not _is_fixed(size) for size in sizes):
+            symbols = (size.node for size in sizes if isinstance(size, torch.SymInt))
+            if any(symbol.maybe_as_int() is None for symbol in symbols):
                 return True
     return False
-
-
-def _is_fixed(size: torch.SymInt) -> bool:
-    return size.node.maybe_as_int() is not None
 
 
 def sentence(error: BaseException) -> str:

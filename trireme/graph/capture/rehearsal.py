@@ -43,7 +43,9 @@ def rehearse(
     """
     versions = {name: each._version for name, each in model.named_parameters()}
     given = (tuple(args), dict(kwargs))
-    args, kwargs = tree_map_only(torch.Tensor, _copied, given)
+    args, kwargs = tree_map_only(
+        torch.Tensor, lambda each: each.detach().clone().requires_grad_(each.requires_grad), given
+    )
     leaves = [each for each in tree_flatten((args, kwargs))[0] if isinstance(each, torch.Tensor)]
     with restored(model), torch.enable_grad():
         before = _Attributes(model), random.getstate(), str(np.random.get_state())
@@ -173,10 +175,6 @@ def _refuse_side_effects(
             f"{name}: forward draws random numbers of Python or NumPy, and a graph would repeat "
             "the first ones for ever: draw them with torch"
         )
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _gradients(

@@ -43,9 +43,6 @@ def device(name: str) -> Iterator[None]:
 
     Args:
         name: `worker:1`, `worker:1/cuda:0`, `worker:1/cpu`, or, for parameters only, `ps:0`.
-
-    Raises:
-        ConfigurationError: the name has another form.
     """
     token = _open.set((*_open.get(), check_device(name)))
     parameters = register_module_parameter_registration_hook(_remember_parameter)
@@ -73,7 +70,7 @@ def check_device(name: str) -> str:
 
 def called_on() -> str | None:
     """Returns the device of operators that are called now; None outside the scope of a worker."""
-    return next((each for each in reversed(_open.get()) if not _is_server(each)), None)
+    return next((each for each in reversed(_open.get()) if not each.startswith("ps:")), None)
 
 
 def requested(module: fx.GraphModule, model: nn.Module) -> dict[str, str]:
@@ -117,10 +114,6 @@ def _remembering(construct: Callable[..., None]) -> Callable[..., None]:
 def _remember_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
     if scopes := _open.get():
         module.__dict__.setdefault(_KEY, {})[name] = scopes[-1]
-
-
-def _is_server(name: str) -> bool:
-    return name.startswith("ps:")
 
 
 _NOTES = ("device", "line")

@@ -69,6 +69,8 @@ def scope(node: fx.Node) -> str:
     """Returns the name of the innermost module that a node belongs to; "" is the model itself."""
     stack = node.meta.get("nn_module_stack") or {}
     path = str(list(stack.values())[-1][0]) if stack else ""
+    if path.startswith("_empty_nn_module_stack"):  # torch's name of a scope where it knows none
+        return ""
     # A module that is called several times has a number behind its name from the second call on.
     return re.sub(r"@\d+", "", path)
 

@@ -21,8 +21,6 @@ from trireme.graph.place.placement import Placement
 OPERATOR, LOSS = "call_function", "loss"
 """The kinds of nodes that compute something; the others are those of `fx.Node.op`."""
 
-_NO_SCOPE = "_empty_nn_module_stack"  # torch's name of a scope where it knows none
-
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -189,11 +187,12 @@ def _in_order(graph: fx.Graph, placed: Mapping[str, str]) -> Iterator[fx.Node]:
 def _node(node: fx.Node, place: str, operations: Mapping[str, Operation]) -> Node:
     operator = node.op == OPERATOR
     value: Any = node.meta.get("val")
+    owner = str(node.target).rpartition(".")[0] if node.op == "get_attr" else ""
     return Node(
         node.name,
         LOSS if node.op == "output" and node.name in operations else node.op,
         operator_name(node) if operator else "",
-        scope_of(node) if operator or node.op == "get_attr" else "",
+        scope(node) if operator else owner,
         "" if node.op == "output" else shape_text(value),
         source_line(node) if operator else "",
         place,
@@ -218,11 +217,3 @@ def shape_text(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"({', '.join(shape_text(each) for each in value)})"
     return "?" if value is None else str(value)
-
-
-def scope_of(node: fx.Node) -> str:
-    """Returns the path of a node's module, that of the owner for a parameter; "" if unknown."""
-    if node.op == "get_attr":
-        return str(node.target).rpartition(".")[0]
-    path = scope(node)
-    return "" if path.startswith(_NO_SCOPE) else path

@@ -121,17 +121,12 @@ class _Call:
 
 
 class _Computed(fx.Interpreter):
-    """A graph, computed with fake tensors.
-
-    Attributes:
-        calls: the call of each operator, and of the loss at the node of the outputs.
-        kept: the bytes that autograd keeps, by the operator that made them.
-    """
+    """A graph, computed with fake tensors."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.calls: dict[fx.Node, _Call] = {}
-        self.kept: dict[fx.Node, int] = {}
+        self.calls: dict[fx.Node, _Call] = {}  # of the loss at the node of the outputs
+        self.kept: dict[fx.Node, int] = {}  # the bytes that autograd keeps, by what made them
         self._makers: dict[int, fx.Node | None] = {}  # of storages; None for what is there anyway
         self._resident: set[int] = set()
         self._counted: dict[int, torch.Tensor] = {}  # held, so that no other gets the same address
@@ -144,7 +139,8 @@ class _Computed(fx.Interpreter):
                 self._resident.add(_storage(value))
         elif is_operator(n):
             args, kwargs = self.fetch_args_kwargs_from_env(n)
-            return self._called(n, self._target(n), args, kwargs)
+            assert callable(n.target)
+            return self._called(n, n.target, args, kwargs)
         else:
             value = super().run_node(n)
         if n.op in ("get_attr", "placeholder"):
@@ -162,11 +158,6 @@ class _Computed(fx.Interpreter):
             )
         except Exception as error:  # it looks at values, of which fake tensors have none
             _log.debug("the loss cannot be measured: %s", error)
-
-    @staticmethod
-    def _target(node: fx.Node) -> Callable[..., Any]:
-        assert callable(node.target)
-        return node.target
 
     def _called(
         self, node: fx.Node, target: Callable[..., Any], args: Any, kwargs: dict[str, Any]
@@ -198,15 +189,12 @@ class _Computed(fx.Interpreter):
             for place, each in enumerate(leaves)
             if isinstance(each, torch.Tensor) and _storage(each) in self._resident
         )
-        self.calls[node] = _Call(target, leaves, nesting, outputs, resident, _read(node))
+        users = [user for user in node.users if user.users]
+        read: frozenset[int] | None = None
+        if node.users and all(user.target is getitem for user in node.users):
+            read = frozenset(int(user.args[1]) for user in users)  # type: ignore[arg-type]
+        self.calls[node] = _Call(target, leaves, nesting, outputs, resident, read)
         return value
-
-
-def _read(node: fx.Node) -> frozenset[int] | None:
-    users = [user for user in node.users if user.users]
-    if not node.users or not all(user.target is getitem for user in node.users):
-        return None
-    return frozenset(int(user.args[1]) for user in users)  # type: ignore[arg-type]
 
 
 def _timed(trials: Trials, node: fx.Node, call: _Call, seconds: float) -> tuple[float, float]:

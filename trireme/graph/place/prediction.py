@@ -38,11 +38,8 @@ def predict(
 
     The executor and this function follow the same rules:
 
-    1. *Segments.* The depth of an operation is the largest number of transfers on a path to it, of
-       values that are not `stored`. The operations of one device and one depth are a group. Its
-       early segment are those whose values another device reads, and those of the group on which
-       they depend; its late segment, all others, is computed while those are on their way. A
-       segment takes the sum of its seconds, and `segment_seconds` if it computes forward.
+    1. *Segments.* They are those of `trireme.graph.execute.cut`; what is `stored` adds nothing to
+       the depth. One takes the sum of its seconds, and `segment_seconds` if it computes forward.
     2. *Order.* That of `trireme.graph.execute.plan`. A device never changes it: it waits.
     3. *Values.* When a forward computation ends, each value that other devices read goes once to
        each of them. A forward computation begins when all has arrived that its own operations read

@@ -74,7 +74,14 @@ def resolve(
     """Returns the constraints that requests for devices mean for a job."""
 
     def shown(found: Sequence[str]) -> str:
-        return _shortened([(names or {}).get(name, name) for name in found])
+        first = ", ".join((names or {}).get(name, name) for name in found[:3])
+        return first if len(found) <= 3 else f"{first} and {len(found) - 3} more"
+
+    def why(device: str) -> str:
+        if device.startswith("ps:") and int(device[3:]) < servers:
+            return "parameter servers hold parameters only"
+        beside = f" and {counted(servers, 'server')}" if servers else ""
+        return f"this job has {', '.join(places)}{beside}"
 
     requested, overruled = _spread_over_groups(requested, together, operations)
     pinned: dict[str, str] = {}
@@ -93,8 +100,7 @@ def resolve(
         elif len(fitting) < len(places):
             never[name] = tuple(place for place in places if place not in fitting)
     sentences = tuple(
-        f"{shown(found)} cannot be on {device}: {_why(device, places, servers)}"
-        for device, found in unmet.items()
+        f"{shown(found)} cannot be on {device}: {why(device)}" for device, found in unmet.items()
     ) + tuple(
         f"{shown(found)} cannot be on {device}: it must share a device with {shown([first])}, "
         f"which is on {requested[first]}"
@@ -128,16 +134,3 @@ def _spread_over_groups(
                 overruled.setdefault((requested[name], first), []).append(name)
             spread[name] = requested[first]
     return spread, overruled
-
-
-def _why(device: str, places: Sequence[str], servers: int) -> str:
-    if device.startswith("ps:") and int(device[3:]) < servers:
-        return "parameter servers hold parameters only"
-    return f"this job has {', '.join(places)}" + (
-        f" and {counted(servers, 'server')}" if servers else ""
-    )
-
-
-def _shortened(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

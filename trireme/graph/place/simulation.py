@@ -166,18 +166,15 @@ class Simulator:
         """Returns how good a placement is."""
         excess = self.peak_bytes(parts) - self.limits
         seconds = self.step_seconds(parts)
-        risk = seconds + _DOUBT * self._transfer_seconds(parts)
+        _, _, senders, receivers, sizes, _, _ = parts.transfers
+        sent, work = self._on_links(senders * self.devices + receivers, sizes)
+        risk = seconds + _DOUBT * float((self.times(parts) * (sent + 2 * work)).sum())
         return Score(float(excess[excess > 0].sum()), risk, seconds)
 
     def times(self, parts: Parts) -> Ints:
         """Returns how often each transfer is made in a step, there and back."""
         ways: Ints = 1 + parts.transfers.returns.astype(np.intp)
         return ways * np.where(parts.transfers.stored, 1, self.micro_batches)
-
-    def _transfer_seconds(self, parts: Parts) -> float:
-        _, _, senders, receivers, sizes, _, _ = parts.transfers
-        seconds, work = self._on_links(senders * self.devices + receivers, sizes)
-        return float((self.times(parts) * (seconds + 2 * work)).sum())
 
     def _on_links(self, links: Ints, sizes: Floats) -> tuple[Floats, Floats]:
         latency, byte, work, work_byte = self._rates[links].T
@@ -199,7 +196,10 @@ class Simulator:
         now = [0.0] * self.devices
         free = [0.0] * len(self.links)
         arrivals = [[0.0] * len(parts.transfers.sizes) for _ in range(self.micro_batches)]
-        stored = self._stored_transfers(parts.transfers)
+        at = np.flatnonzero(parts.transfers.stored)
+        _, _, senders, receivers, sizes, returned, _ = (each[at] for each in parts.transfers)
+        rows = (each.tolist() for each in (at, senders, receivers, sizes, returned))
+        stored = list(zip(*rows, strict=True))
         for number, sender, receiver, size, _ in stored:
             link = sender * self.devices + receiver
             begins = max(free[link], now[sender])
@@ -232,12 +232,6 @@ class Simulator:
                 now[sender] = max(time, arrivals[final][number])
         updates: list[float] = self._updates(parts).tolist()
         return max(time + update for time, update in zip(now, updates, strict=True))
-
-    def _stored_transfers(self, transfers: Transfers) -> list[tuple[int, int, int, float, bool]]:
-        at = np.flatnonzero(transfers.stored)
-        _, _, senders, receivers, sizes, returns, _ = (each[at] for each in transfers)
-        rows = (each.tolist() for each in (at, senders, receivers, sizes, returns))
-        return list(zip(*rows, strict=True))
 
     def _order(self, depths: int) -> list[tuple[bool, int, int]]:
         if depths not in self._orders:

@@ -130,7 +130,14 @@ class GraphPart(MeshPart):
         decision = self._decided(captured, example)
         self.process_group.output_part = self._ranks.index(self._places[decision.output].rank)
         parts = cut(captured.module, decision.placement, output_place=decision.output)
-        self._check_same(fingerprint(parts))
+        mine = fingerprint(parts)
+        for rank, other in enumerate(self.process_group.exchange(mine.encode())):
+            if other.decode() != mine:
+                raise ConfigurationError(
+                    f"rank {rank} and rank {self.process_group.rank} captured different graphs of "
+                    "the model: the Python code of forward must not depend on the rank, on random "
+                    "numbers, or on the values of the batch"
+                )
         if not self._homes:
             self._keep_own(captured, decision)
         executor = Executor(parts, self.process_group.rank, self._places, self._group)
@@ -221,15 +228,6 @@ class GraphPart(MeshPart):
             if home is not None:
                 found[node.name] = self._place_names[home]
         return found
-
-    def _check_same(self, mine: str) -> None:
-        for rank, other in enumerate(self.process_group.exchange(mine.encode())):
-            if other.decode() != mine:
-                raise ConfigurationError(
-                    f"rank {rank} and rank {self.process_group.rank} captured different graphs of "
-                    "the model: the Python code of forward must not depend on the rank, on random "
-                    "numbers, or on the values of the batch"
-                )
 
     def _keep_own(self, captured: Capture, decision: Decision) -> None:
         """Leaves the parameters and buffers of other processes to them."""

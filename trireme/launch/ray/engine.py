@@ -267,11 +267,8 @@ class _Engine:
             config = config.in_group(address=self._process_groups[group])
         elif group is not None:
             self._process_groups.pop(group, None)
-        cores = (
-            engine_options(config.config, RayOptions).cpus_per_worker
-            if config.role == "worker"
-            else 1
-        )
+        options = engine_options(config.config, RayOptions)
+        cores = options.cpus_per_worker if config.role == "worker" else 1
         threads = threads_of_task(os.environ, 1, cores)
         environ = {
             variable: value
@@ -366,13 +363,11 @@ class _Engine:
                 return
             then(value)
 
-        asked = agent.call(method, *arguments)
-        asked.add_done_callback(lambda future: self._wake(lambda: answered(future)))
+        def wake(future: Future[Any]) -> None:  # called by a thread of Ray's
+            self._answers.put(lambda: answered(future))
+            self.wake()
 
-    def _wake(self, answer: Callable[[], None]) -> None:
-        """Hands an answer to the launcher and wakes it. Called by a thread of Ray's."""
-        self._answers.put(answer)
-        self.wake()
+        agent.call(method, *arguments).add_done_callback(wake)
 
     def wake(self) -> None:
         # A full socket has woken the launcher already; with a closed one the engine has ended.

@@ -228,7 +228,7 @@ class Collective(Local):
     def retire(self) -> None:
         """Waits until the other processes have made their last step too."""
         self._end_together()
-        self.group.barrier()
+        self.group.total([0.0])()  # waits for all processes
 
     def drain(self) -> int:
         """Keeps the final state, which a single process may then copy; returns its step.

@@ -68,25 +68,14 @@ class ProcessGroupConfig:
 
 
 class TorchProcessGroup(ProcessGroup):
-    """This process's coordinates in a mesh, and the process groups along its axes.
-
-    Attributes:
-        coordinates: the index of this process on each axis.
-        replicas: the processes that average gradients with this one; None for a single replica.
-        output_part: the part of the layers that has the model's outputs; a dataflow graph may
-            change it.
-        votes: this process's requests for the end of the step, such as to stop or to save, as
-            numbers; `vote` returns their sums over all processes.
-        judge: called with these sums before gradients are exchanged, if `count` sums them; it may
-            raise an exception, in all processes alike.
-    """
+    """This process's coordinates in a mesh, and the process groups along its axes."""
 
     def __init__(self, config: ProcessGroupConfig) -> None:
         self.mesh = config.mesh
         self.rank = config.rank
         self.device = config.device
         self.coordinates = config.mesh.coordinates(config.rank)
-        self.output_part = self.mesh.parts - 1
+        self.output_part = self.mesh.parts - 1  # has the model's outputs; a graph may change it
         self._config = config
         before = _sockets()
         self._met_at = _rendezvous(config)
@@ -96,12 +85,14 @@ class TorchProcessGroup(ProcessGroup):
         self._control: dist.ProcessGroup = dist.new_group(
             backend="gloo", timeout=timedelta(seconds=config.wait_seconds)
         )
-        self.replicas = self._replica_group()
+        self.replicas = self._replica_group()  # that average gradients with this one
         # Each pair of processes is connected when a group is made.
         self._sockets = {fd: node for fd, node in _sockets().items() if before.get(fd) != node}
         # A gloo thread that releases an operation takes Python's lock for its tensors. If the
         # interpreter ends at that moment, the process aborts: so the last operations are kept.
         self._recent: deque[object] = deque(maxlen=_RECENT)
+        # This process's requests for the end of the step, such as to stop, as numbers; and what is
+        # called with their sums over all processes, to raise an exception in all of them alike.
         self.votes: Sequence[float] = ()
         self.judge: Callable[[Sequence[float]], None] = lambda totals: None
         self._vote_totals: Callable[[], list[float]] | None = None
@@ -221,10 +212,6 @@ class TorchProcessGroup(ProcessGroup):
             with lost_peer():
                 dist.recv(tensor.view(-1).view(torch.uint8), source, group=self._control)
 
-    def barrier(self) -> None:
-        """Waits for all processes."""
-        self.total([0.0])()
-
     def united(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         joined = self.joined(mine)
         if self.mesh.replicas == 1:
@@ -287,7 +274,7 @@ class TorchProcessGroup(ProcessGroup):
         if together:
             if self.is_chief and self._config.prefix:  # before a process is started again
                 self._met_at.add(f"{self._config.prefix}/{_GENERATION}", 1)
-            self.barrier()
+            self.total([0.0])()  # waits for all processes
         dist.destroy_process_group()
         REASONS.clear()
         _LAST.append(self._recent)

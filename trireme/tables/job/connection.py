@@ -43,9 +43,6 @@ class Connection:
     Use it as a context manager: it joins the job at the first pull, push or clock, and leaves it at
     the end of the block, when every worker has. All workers create the same arrays and tables.
     Under plain `python` the values are in this process.
-
-    Args:
-        settings: what the launch and the program have chosen.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -91,9 +88,6 @@ class Connection:
             optimizer: what an update does: `Add` adds it; others take it as a gradient. See
                 `trireme.tables.table_spec`.
             initializer: the first values.
-
-        Raises:
-            ConfigurationError: an argument is out of range, or the job was joined before.
         """
         found = (shape,) if isinstance(shape, int) else tuple(shape)
         if len(found) not in (1, 2) or min(found) < 1:
@@ -122,12 +116,7 @@ class Connection:
     ) -> None:
         """Creates a sparse table: rows by int64 key, made when they are first updated.
 
-        Args:
-            name: see `create` for this, the dtype, the optimizer and the initializer.
-            width: the number of columns; see `trireme.tables.table_spec.TableSpec` for the rest.
-
-        Raises:
-            ConfigurationError: an argument is out of range, or the job was joined before.
+        See `create` and `trireme.tables.table_spec.TableSpec` for the arguments.
         """
         kind = name_of(dtype)
         self._create(TableSpec(name, width, optimizer, kind, initializer, admit_after, drop_after))
@@ -193,9 +182,6 @@ class Connection:
         Returns:
             The array; or rows, of the shape of the keys with a further dimension. Keys that were
             never updated have their first values.
-
-        Raises:
-            ConfigurationError: there is no such array or table, or a key is out of range.
         """
         place, spec = self._place(name)
         array = self._arrays.get(name)
@@ -245,7 +231,7 @@ class Connection:
         self._pushed.add(place, keys.reshape(-1).astype(np.int64), rows)
 
     def clock(self, *, weight: float = 1.0) -> PushResult:
-        """Ends an iteration: sends all updates since the last one, and waits for the verdict.
+        """Ends an iteration: sends all updates since the last one; returns the verdict.
 
         Under `async` it is applied at once; under `ssp` the answer waits while this worker is too
         far ahead of the slowest; under `sync` the updates of all workers make one step.
@@ -253,9 +239,6 @@ class Connection:
         Args:
             weight: how much gradients of this worker count in the mean of a synchronous step, at
                 least 0. Additions have no weight: they do not go with 0, which leaves all out.
-
-        Returns:
-            The result: the verdict, the global step, and whether to stop.
 
         Raises:
             ConfigurationError: the weight is no such number, or would leave additions out; a sum is
@@ -386,10 +369,6 @@ def connect(
         worker: with `servers`, the index of this worker, from 0.
         workers: with `servers`, the number of workers that the servers were started for.
         options: `strategy`, `checkpoint`, `resume` and `seed`, as of `trireme.Session`.
-
-    Raises:
-        ConfigurationError: an option is unknown or out of range, the launch asks for what tables
-            do not know, or `servers` is given in a process that was launched as a task.
     """
     for name in options:
         if name not in _OPTIONS:

@@ -111,8 +111,9 @@ class LayerRows(TableExtension):
 
     def request(self) -> RowRequest:
         self._updated |= bool(self._taken)
+        rate = float(members(self._optimizer)[0].param_groups[0]["lr"])
         updates = [
-            RowUpdates(place, keys, gradients, self._rate(place))
+            RowUpdates(place, keys, gradients, rate if place in self._follows else None)
             for place, (keys, gradients) in self._gradients().items()
         ]
         return RowRequest(self.specs, updates, self._wanted)
@@ -158,11 +159,6 @@ class LayerRows(TableExtension):
                 gradients = sum_rows(np.ascontiguousarray(gradients), inverse, keys.size)
             self._summed[place] = keys, gradients
         return self._summed
-
-    def _rate(self, place: int) -> float | None:
-        if place not in self._follows:
-            return None
-        return float(members(self._optimizer)[0].param_groups[0]["lr"])
 
 
 def rows_of_layers(
