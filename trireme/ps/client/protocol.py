@@ -165,7 +165,8 @@ class ClientProtocol:
         known: Parameters = ()
         while True:
             layout, parts = grown(known)
-            attach, token = messages.Attach(0, layout, optimizer, *self._shown[1:]), self._token()
+            attach = messages.Attach(0, layout, optimizer, *self._shown[1:])
+            token = self._rng.getrandbits(53)
             requests = {
                 shard: Request(AddParameters(0, token, attach, tensors), payload)
                 for shard, (tensors, payload) in enumerate(parts)
@@ -183,9 +184,6 @@ class ClientProtocol:
         yield from self.pull(train=False)
         if isinstance(self._settled, tuple):
             self._settled = self._settled[0], self.step
-
-    def _token(self) -> int:
-        return self._rng.getrandbits(53)
 
     def _divide(self) -> Operation[None]:
         """Lays the model out over the shards of the newest view, and shows them the model."""
@@ -277,10 +275,8 @@ class ClientProtocol:
     def message(self, push: messages.Push, shard: int) -> messages.Push:
         """Returns the message of a push to one shard, without the view."""
         if self._extra is not None:
-            if self._parts is None:
-                self._parts = self._extra.divided(self._bounds)
-            extra = self._parts.of_shard(shard, self._space)
-            push = msgspec.structs.replace(push, extra=extra)
+            self._parts = self._parts or self._extra.divided(self._bounds)
+            push = msgspec.structs.replace(push, extra=self._parts.of_shard(shard, self._space))
         if shard == 0 or not push.examples:
             return push
         return msgspec.structs.replace(push, examples=())
@@ -308,9 +304,7 @@ class ClientProtocol:
             yield from self.settle()  # lent memory holds one request
             parts = request.divided(self._bounds)
             extras = [parts.of_shard(shard, self._space) for shard in range(self._shards)]
-            requests = {
-                shard: Request(messages.PullExtra(0, extra)) for shard, extra in enumerate(extras)
-            }
+            requests = {i: Request(messages.PullExtra(0, each)) for i, each in enumerate(extras)}
             try:
                 answers = self._all((yield from self._ask(requests)), messages.PulledExtra)
             except Divided:
@@ -426,7 +420,7 @@ class ClientProtocol:
 
     def collect(self, topic: str) -> Operation[dict[int, bytes]]:
         """Returns the bytes that each worker has shared under a topic."""
-        answers = yield from self._ask_until({0: Request(messages.Collect(topic))})
+        answers = yield from self._ask_until(lambda: {0: Request(messages.Collect(topic))})
         message, joined = expect(answers[0], messages.Collected), b"".join(answers[0][1])
         ends = [*accumulate(message.sizes)]
         return {
@@ -456,15 +450,14 @@ class ClientProtocol:
 
         All servers copy at the same point of the leader's decisions, once each was asked.
         """
-        request = Request(TakeSnapshot(self._token(), state))
+        request = Request(TakeSnapshot(self._rng.getrandbits(53), state))
         try:
             answers = yield from self._ask(dict.fromkeys(range(self._shards), request))
         except Divided:
             return None
         if any(isinstance(m, messages.Refused) and m.code == "busy" for m, _ in answers.values()):
             return None
-        copies = enumerate(self._all(answers, Snapshot))
-        return [(message, answers[shard][1]) for shard, message in copies]
+        return [(m, answers[shard][1]) for shard, m in enumerate(self._all(answers, Snapshot))]
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -480,27 +473,27 @@ class ClientProtocol:
             raise
         return answers
 
-    def _ask_until(self, requests: Mapping[int, Request]) -> Operation[Answers]:
+    def _ask_until(
+        self, requests: Callable[[], Mapping[int, Request]], *, again: bool = True
+    ) -> Operation[Answers]:
         while True:
             try:
-                return (yield from self._ask(requests))
-            except Divided:
+                return (yield from self._ask(requests(), again=again))
+            except Divided:  # the next requests are for the new shards
                 continue
 
     def _ask_all(
         self, message: Message, wanted: type[_M], *, again: bool = True
     ) -> Operation[list[_M]]:
-        while True:
-            requests = dict.fromkeys(range(self._shards), Request(message))
-            try:
-                return self._all((yield from self._ask(requests, again=again)), wanted)
-            except Divided:
-                continue
+        answers = yield from self._ask_until(
+            lambda: dict.fromkeys(range(self._shards), Request(message)), again=again
+        )
+        return self._all(answers, wanted)
 
     def _ask_first(
         self, message: Message, wanted: type[_M], payload: Sequence[Any] = ()
     ) -> Operation[_M]:
-        answers = yield from self._ask_until({0: Request(message, payload)})
+        answers = yield from self._ask_until(lambda: {0: Request(message, payload)})
         return expect(answers[0], wanted)
 
     def _all(self, answers: Answers, wanted: type[_M]) -> list[_M]:
