@@ -152,7 +152,7 @@ def run(
                     parameter.data.clamp_(-0.2, 0.2)
         outcome.digests.add(_digest(session.worker.setup.flat.values))
 
-    shared = mock.patch("trireme.corruption.settings.SHARE", share)
+    shared = mock.patch("trireme.corruption.checks.SHARE", share)
     with _told(outcome, at), shared, ExitStack() as patched:
         if flip is not None and flip.place in ("server", "backup"):
             patched.enter_context(_spoiled_server(flip, outcome))
@@ -225,9 +225,8 @@ def _spoiled_server(flip: Flip, outcome: Outcome) -> Iterator[None]:
     before = CopyWatch.before_change
 
     def spoiled(watch: CopyWatch, step: int, values: Values) -> None:
-        checks = watch._checks
-        here = checks.task == f"ps:{flip.task}" and step >= flip.step
-        primary = watch._log is not None
+        here = watch.task == f"ps:{flip.task}" and step >= flip.step
+        primary = watch.log is not None
         if here and not outcome.flipped and primary == (flip.place == "server"):
             outcome.flipped = _change([t for _, t in values.live(state=True)], flip)
         before(watch, step, values)
@@ -242,7 +241,7 @@ def _spoiled_push(flip: Flip, outcome: Outcome) -> Iterator[None]:
     accepts = CopyWatch.accepts
 
     def spoiled(watch: CopyWatch, task: str, push: Push, gradients: Any) -> bool:
-        here = watch._checks.task == f"ps:{flip.task}" and push.pulled >= flip.step
+        here = watch.task == f"ps:{flip.task}" and push.pulled >= flip.step
         if here and not outcome.flipped:
             outcome.flipped = _change(gradients.vectors, flip)
         return accepts(watch, task, push, gradients)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 
 import torch
 
-from trireme.corruption.digests import Seal, digest, mend
-from trireme.corruption.findings import Findings
-from trireme.corruption.settings import Action
-from trireme.errors import CheckpointError, CorruptedValues
+from trireme.corruption.checks import Checks
+from trireme.corruption.digests import Seal, digests
+from trireme.errors import CheckpointError
 from trireme.location import Location
 from trireme.session.checkpoint import CheckpointData, load
 
@@ -17,59 +16,41 @@ _GROUPS = ("model", "optimizer", "average", "local", "tables")
 _MOST_WRITES = 3
 
 
-class SealedCheckpoints:
-    """Takes the digests of each checkpoint that is submitted, and reads back what was written."""
+def sealed(data: CheckpointData, task: str, checks: Checks) -> Callable[[Location], bool]:
+    """Returns what compares a checkpoint, once it is written, with the data as it is now.
 
-    def __init__(self, task: str, action: Action, findings: Findings) -> None:
-        self._task, self._action, self._findings = task, action, findings
-        self._stop: CorruptedValues | None = None
+    It returns whether the checkpoint need not be written again.
+    """
+    seal, further = Seal(_tensors(data)), iter(range(1, _MOST_WRITES))
 
-    def check(self) -> None:
-        """Raises what was found by the thread that writes, where it ends the job."""
-        if self._stop is not None:
-            raise self._stop
-
-    def seal(self, data: CheckpointData) -> Callable[[Location], bool]:
-        """Returns what compares a checkpoint, once it is written, with the data as it is now."""
-        sealed = {key: Seal([tensor]) for key, tensor in _tensors(data).items()}
-        attempts = iter(range(1, _MOST_WRITES))
-
-        def is_good(path: Location) -> bool:
-            try:
-                written = _tensors(load(path, streamed=True))
-            except CheckpointError as error:
-                return self._found(f"{error}", next(attempts, None))
-            for key, expected in sealed.items():
-                tensor = written.get(key)
-                if tensor is not None and digest([tensor]) == expected.digest:
-                    continue
-                held = _tensors(data)[key]
-                where = "on its way to the disk"
-                if digest([held]) != expected.digest:
-                    flip, where = expected.find([held]), "in memory"
-                    if flip is not None and self._action == "heal":
-                        mend([held], flip)
-                text = f"{key.partition('/')[2]!r} of {path.name} has changed {where}"
-                return self._found(text, next(attempts, None))
+    def is_good(path: Location) -> bool:
+        wrong = _wrong(seal, path, heals=checks.action == "heal")
+        if not wrong:
             return True
-
-        return is_good
-
-    def _found(self, what: str, further: int | None) -> bool:
-        """Says what is wrong; returns whether that is all: the checkpoint is not written again."""
-        again = self._action == "heal" and further is not None
-        text = f"what {self._task} has saved is not what it was to save: {what}"
-        try:
-            self._findings.add(text, stops=not again and self._action != "warn")
-        except CorruptedValues as error:
-            self._stop = error
-            raise
+        again = checks.action == "heal" and next(further, None) is not None
+        text = f"what {task} has saved is not what it was to save: {wrong}"
+        checks.found(text, stops=not again and checks.action != "warn")
         return not again
 
+    return is_good
 
-def _tensors(data: CheckpointData) -> Mapping[str, torch.Tensor]:
-    return {
-        f"{group}/{name}": tensor
-        for group in _GROUPS
-        for name, tensor in getattr(data, group).items()
-    }
+
+def _wrong(seal: Seal, path: Location, *, heals: bool) -> str:
+    try:
+        written = dict(_tensors(load(path, streamed=True)))
+    except CheckpointError as error:
+        return f"{error}"
+    for (name, _), expected in zip(seal.named, seal.digests, strict=True):
+        if name not in written or digests([written[name]]) != (expected,):
+            change = seal.changed()
+            if change is not None and heals:
+                change.mend()
+            where = "on its way to the disk" if change is None else f"in memory: {change}"
+            return f"{name.partition('/')[2]!r} of {path.name} has changed {where}"
+    return ""
+
+
+def _tensors(data: CheckpointData) -> Iterator[tuple[str, torch.Tensor]]:
+    for group in _GROUPS:
+        for name, tensor in getattr(data, group).items():
+            yield f"{group}/{name}", tensor

@@ -9,7 +9,7 @@ Source: Elias, Error-Free Coding (IRE Transactions on Information Theory 4(4), 1
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,67 +26,81 @@ _BLOCK = 128 * _COLUMNS
 
 
 @dataclass(frozen=True, slots=True)
-class Flip:
-    """One word that has changed."""
+class Change:
+    """What has changed in tensors: one word, or more."""
 
-    tensor: int  # which of the tensors
+    name: str  # of the tensor
+    tensor: torch.Tensor
     word: int  # of 64 bits, of that tensor as it lies in memory
-    bits: int  # those that differ
+    bits: int  # those that differ; 0 where it is more than one word
 
-    def within(self, size: int) -> tuple[int, int]:
-        """Returns which element of so many bytes has its lowest bit, and which bit that is."""
+    def __str__(self) -> str:
+        if not self.bits:
+            return "several words"
         bit = (self.bits & -self.bits).bit_length() - 1
-        byte = 8 * self.word + bit // 8
-        return byte // size, 8 * (byte % size) + bit % 8
+        byte, size = 8 * self.word + bit // 8, self.tensor.element_size()
+        return f"bit {8 * (byte % size) + bit % 8} of element {byte // size} of {self.name}"
+
+    def mend(self) -> None:
+        """Puts one word back, where the tensor lies."""
+        data = _bytes_of(self.tensor)
+        word = data[8 * self.word : 8 * self.word + 8]
+        word ^= np.frombuffer(self.bits.to_bytes(8, "little"), np.uint8)[: len(word)]
+        if data.ctypes.data != self.tensor.data_ptr():  # on another device, or in another order
+            old = torch.from_numpy(data).view(self.tensor.dtype).reshape(self.tensor.shape)
+            self.tensor.copy_(old)
 
 
 class Seal:
-    """The parities of tensors as they are now, and their digest."""
+    """Tensors, and what they hold now.
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self._parities = [_parities(_bytes_of(to_local(each.detach()))) for each in tensors]
-        found = hashlib.blake2b(digest_size=8)
-        for columns, rows in self._parities:
-            found.update(len(rows).to_bytes(8, "little"))
-            found.update(columns.data)
-            found.update(rows.data)
-        # As messages carry it: less than 2^62, and not 0, which is none.
-        self.digest = (int.from_bytes(found.digest(), "little") >> 2) or 1
+    Attributes:
+        named: the tensors, with names.
+        digests: the digest of each.
+    """
 
-    def find(self, tensors: Sequence[torch.Tensor]) -> Flip | None:
-        """Returns the one word that differs now; None if it is not one."""
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.named = [(name, to_local(tensor.detach())) for name, tensor in named]
+        self._parities = [_parities(tensor) for _, tensor in self.named]
+        self.digests = tuple(_hash(*each) for each in self._parities)
+
+    def changed(self) -> Change | None:
+        """Returns what has changed since; None for nothing."""
         found = None
-        for place, (before, now) in enumerate(
-            zip(self._parities, Seal(tensors)._parities, strict=True)
-        ):
-            columns, rows = (a ^ b for a, b in zip(before, now, strict=True))
+        for (name, tensor), before in zip(self.named, self._parities, strict=True):
+            columns, rows = (a ^ b for a, b in zip(before, _parities(tensor), strict=True))
             column, row = np.flatnonzero(columns), np.flatnonzero(rows)
             if not len(column) and not len(row):
                 continue
             alone = found is None and len(column) == len(row) == 1
             if not alone or columns[column[0]] != rows[row[0]]:
-                return None
-            found = Flip(place, int(row[0]) * _COLUMNS + int(column[0]), int(rows[row[0]]))
+                return Change(name, tensor, 0, 0)
+            word = int(row[0]) * _COLUMNS + int(column[0])
+            found = Change(name, tensor, word, int(rows[row[0]]))
         return found
 
 
-def digest(tensors: Sequence[torch.Tensor]) -> int:
-    """Returns a number of 62 bits that depends on each bit of tensors, and its place; never 0."""
-    return Seal(tensors).digest
+def digests(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
+    """Returns for each tensor a number that depends on each of its bits, and its place."""
+    return tuple(_hash(*_parities(to_local(tensor.detach()))) for tensor in tensors)
 
 
-def mend(tensors: Sequence[torch.Tensor], flip: Flip) -> None:
-    """Puts one word back, where the tensor lies."""
-    tensor = to_local(tensors[flip.tensor].detach())
+def digest(tensors: Iterable[torch.Tensor]) -> int:
+    """Returns one number of all, as messages carry it: less than 2^62, and not 0, which is none."""
+    return _hash(np.array(digests(tensors), np.uint64))
+
+
+def _hash(*parts: _Words) -> int:
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(len(part).to_bytes(8, "little"))
+        found.update(part.data)
+    return (int.from_bytes(found.digest(), "little") >> 2) or 1
+
+
+def _parities(tensor: torch.Tensor) -> tuple[_Words, _Words]:
+    """Returns the exclusive ors of the columns of its words in rows, and of the rows."""
     data = _bytes_of(tensor)
-    word = data[8 * flip.word : 8 * flip.word + 8]
-    word ^= np.frombuffer(flip.bits.to_bytes(8, "little"), np.uint8)[: len(word)]
-    if data.ctypes.data != tensor.data_ptr():  # it lies on another device, or in another order
-        tensor.copy_(torch.from_numpy(data).view(tensor.dtype).reshape(tensor.shape))
-
-
-def _parities(data: NDArray[np.uint8]) -> tuple[_Words, _Words]:
-    """Returns the exclusive ors of the columns of bytes in rows, and of the rows."""
     whole = len(data) & ~7
     words, end = data[:whole].view(np.uint64), whole // (8 * _COLUMNS) * _COLUMNS
     columns, rows = np.zeros(min(len(words) + 1, _COLUMNS), np.uint64), list[_Words]()

@@ -24,4 +24,4 @@ ON_CORRUPTION = LaunchHook(
         type=Literal["warn", "stop", "heal"],
     )
 )
-WORKERS = ObserverType("trireme.corruption.worker:WorkerChecks")
+WORKERS = ObserverType("trireme.corruption.worker:checks_of")

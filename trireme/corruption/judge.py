@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-Digests = Sequence[int]
-"""Of the tensors of one copy, in an order that all copies have."""
+_NAMES = 3
+"""So many tensors are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,44 +20,36 @@ class Verdict:
 
     tensors: tuple[int, ...]  # those that differ, by their places
     good: tuple[str, ...]  # the tasks whose copies are right; none where nothing decides
-    wrong: tuple[str, ...]  # the tasks whose copies are wrong; none where nothing decides
+    wrong: tuple[str, ...]  # all others
 
-    @property
-    def decided(self) -> bool:
-        """Whether it is known who is wrong."""
-        return bool(self.wrong)
+    def said(self, what: str, step: int, names: Sequence[str]) -> str:
+        """Returns it in words; `names` are those of the tensors."""
+        found = [names[place] for place in self.tensors if place < len(names)]
+        more = f" and {len(found) - _NAMES} more" if len(found) > _NAMES else ""
+        where = f"at step {step}" + (f", in {', '.join(found[:_NAMES])}{more}" if found else "")
+        if not self.good:
+            both = " and ".join(self.wrong)
+            return f"{both} have different values of {what} {where}; nothing says who is right"
+        wrong, good = ", ".join(self.wrong), ", ".join(self.good)
+        return f"{wrong} has other values of {what} than {good} {where}"
 
 
-def judge(copies: Mapping[str, Digests], suspects: Collection[str] = ()) -> Verdict | None:
+def judge(copies: Mapping[str, Sequence[int]], suspects: Collection[str] = ()) -> Verdict | None:
     """Returns which copies are wrong; None where all are the same.
 
     Args:
-        copies: the digests by task.
+        copies: by task the digests of its tensors, in an order that all have.
         suspects: the tasks whose own digests say that their memory has changed by itself.
     """
-    alike = _alike(copies)
-    if len(alike) < 2:
-        return None
-    differing = zip(*copies.values(), strict=False)
-    tensors = tuple(place for place, found in enumerate(differing) if len(set(found)) > 1)
-    right = _right(alike, suspects)
-    wrong = [task for task in copies if task not in right] if right else []
-    return Verdict(tensors, tuple(right), tuple(wrong))
-
-
-def _right(alike: Sequence[Sequence[str]], suspects: Collection[str]) -> Sequence[str]:
-    """Returns the tasks whose copy is right; none where nothing decides."""
-    trusted = [tasks for tasks in alike if not set(tasks) <= set(suspects)]
-    if len(trusted) == 1:
-        return trusted[0]
-    most = max(map(len, trusted or alike))
-    largest = [tasks for tasks in trusted or alike if len(tasks) == most]
-    return largest[0] if most > 1 and len(largest) == 1 else ()
-
-
-def _alike(copies: Mapping[str, Digests]) -> list[list[str]]:
-    """Returns the tasks in groups whose copies are the same."""
     groups: dict[tuple[int, ...], list[str]] = {}
     for task, digests in copies.items():
         groups.setdefault(tuple(digests), []).append(task)
-    return list(groups.values())
+    if len(groups) < 2:
+        return None
+    differing = zip(*copies.values(), strict=False)
+    tensors = tuple(place for place, found in enumerate(differing) if len(set(found)) > 1)
+    trusted = [tasks for tasks in groups.values() if not set(tasks) <= set(suspects)]
+    largest = sorted(trusted or groups.values(), key=len, reverse=True)
+    decided = len(largest) == 1 or len(largest[0]) > len(largest[1])
+    good = tuple(largest[0]) if decided else ()
+    return Verdict(tensors, good, tuple(task for task in copies if task not in good))

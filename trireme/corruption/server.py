@@ -14,16 +14,14 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from trireme.corruption.digests import Seal, digest, mend
-from trireme.corruption.findings import Findings, differing
+from trireme.corruption.checks import Checks
+from trireme.corruption.digests import Seal, digest
 from trireme.corruption.judge import Verdict, judge
-from trireme.corruption.naming import Held, by_parameter, described
-from trireme.corruption.settings import Budget, Settings
+from trireme.corruption.naming import by_parameter
 from trireme.errors import CorruptedValues, FrameError, WireError
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Push
 from trireme.ps.replication.log import ReplicationLog
-from trireme.ps.replication.replica import Replica
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.service import ServerPart
 from trireme.ps.shard.values.parameters import Values
@@ -52,29 +50,18 @@ class CopyDigests(Message, frozen=True, array_like=True):
     digests: bytes
 
 
-class Checks:
+class ServerChecks:
     """The part of a server that checks its copies of shards."""
 
     messages: tuple[type[Message], ...] = (CopyDigests,)
 
     def __init__(self, handler: ShardHandler) -> None:
-        self.handler = handler
-        self.settings = Settings.of(handler.config)
-        self.budget = Budget()
-        self.findings = Findings(_log.warning)
-        if self.settings.every:
-            handler.watch = lambda number: CopyWatch(self, number)
+        self._replicas = handler.replicas
+        checks, task = Checks(handler.config, _log.warning), f"ps:{handler.index}"
+        if checks.every:
+            handler.watch = lambda number: CopyWatch(handler, checks, task, number)
             for number, replica in handler.replicas.by_shard.items():
                 replica.shard.state.watch = handler.watch(number)
-
-    @property
-    def task(self) -> str:
-        return f"ps:{self.handler.index}"
-
-    def replica(self, shard: int) -> Replica[Link] | None:
-        return self.handler.replicas.by_shard.get(shard)
-
-    # -- the service's handler -------------------------------------------------------------------
 
     def authenticated(self, link: Link) -> None:
         """Does nothing: a backup that has digests sends them."""
@@ -85,12 +72,11 @@ class Checks:
         assert isinstance(message, CopyDigests)
         if link.identity.role != "ps":
             raise FrameError(f"{task} has no copy of a shard")
-        replica = self.handler.replicas.local(message.shard)
-        watch = None if replica is None else replica.shard.state.watch
+        replica = self._replicas.local(message.shard)
         if replica is None or replica.generation != message.generation:
             return  # the shards were divided anew meanwhile
-        if isinstance(watch, CopyWatch):
-            taken = tuple(np.frombuffer(message.digests, np.uint64).tolist())
+        if isinstance(watch := replica.shard.state.watch, CopyWatch):
+            taken = np.frombuffer(message.digests, np.uint64).tolist()
             watch.take(message.step, task, taken, suspect=message.suspect)
 
     def closed(self, link: Link, error: WireError | None) -> None:
@@ -105,85 +91,76 @@ class _Kept(NamedTuple):
 
     values: Values
     changes: int
-    live: Sequence[Held]
     seal: Seal
-    vectors: int  # the digest of the values alone, as answers carry it
+    sent: int  # the digest of the values alone, as answers carry it
 
 
 class CopyWatch(Watch):
     """Checks one copy of a shard."""
 
-    def __init__(self, checks: Checks, number: int) -> None:
-        self._checks = checks
-        self._number = number
+    def __init__(self, handler: ShardHandler, checks: Checks, task: str, number: int) -> None:
+        self.task = task
+        self._replicas, self._checks, self._number = handler.replicas, checks, number
         self._step = 0  # before the update under way
         self._kept: _Kept | None = None
         self._suspect = False  # since the last check
         self._names: Sequence[str] = ()  # of the tensors that have digests
-        self._copies: dict[int, dict[str, tuple[int, ...]]] = defaultdict(dict)  # by step and task
+        self._copies: dict[int, dict[str, Sequence[int]]] = defaultdict(dict)  # by step and task
         self._suspects: set[str] = set()
         self._refused = 0
 
+    @property
+    def log(self) -> ReplicationLog[Link] | None:
+        """The log of the shard, if this is its primary."""
+        replica = self._replicas.by_shard.get(self._number)
+        return None if replica is None else replica.log
+
     def accepts(self, task: str, push: Push, gradients: PartBuffer) -> bool:
-        checks = self._checks
-        due = checks.settings.due(push.pulled, push.pulled + max(push.steps, 1))
-        if not push.digest or not (due or checks.budget.allows()):
+        checks, step = self._checks, push.pulled
+        if not push.digest or not checks.wants(step, step + max(push.steps, 1)):
             return True
-        with checks.budget.spending():
-            same = digest(gradients.vectors) == push.digest
-        if same:
-            self._refused = 0
-            return True
-        action = checks.settings.action
+        with checks.spending():
+            if digest(gradients.vectors) == push.digest:
+                self._refused = 0
+                return True
         self._refused += 1
-        self._checks.findings.add(
-            f"a gradient on its way from {task} to {checks.task} has changed, after step "
-            f"{push.pulled}",
-            stops=action == "stop" or self._refused > _MOST_REFUSALS,
-        )
-        return action == "warn"  # else it comes again, over another link
+        text = f"a gradient on its way from {task} to {self.task} has changed, after step {step}"
+        checks.found(text, stops=checks.action == "stop" or self._refused > _MOST_REFUSALS)
+        return checks.action == "warn"  # else it comes again, over another link
 
     def before_change(self, step: int, values: Values) -> None:
-        kept, self._step, checks = self._kept_of(values), step, self._checks
-        self._kept = None
+        kept, self._step, self._kept = self._kept_of(values), step, None
         if kept is None:
             return
-        tensors = [tensor for _, tensor in kept.live]
-        with checks.budget.spending():
-            if digest(tensors) == kept.seal.digest:
-                return
-        flip, action = kept.seal.find(tensors), checks.settings.action
-        every = "its values, or the optimizer's state"
-        what = described(values.buffer.layout, kept.live, flip, every)
-        primary = self._log is not None
-        self._suspect = action == "warn" or flip is None
-        self._checks.findings.add(
-            f"memory of {checks.task}, {'primary' if primary else 'backup'} of shard "
-            f"{self._number}, has changed by itself after step {step}: {what}",
-            stops=action == "stop",
+        with self._checks.spending():
+            change = kept.seal.changed()
+        if change is None:
+            return
+        primary, action = self.log is not None, self._checks.action
+        self._suspect = action == "warn" or not change.bits
+        self._checks.found(
+            f"memory of {self.task}, {'primary' if primary else 'backup'} of shard {self._number}, "
+            f"has changed by itself after step {step}: {change}"
         )
-        if action == "heal" and flip is not None:
-            mend(tensors, flip)
+        if action == "heal" and change.bits:
+            change.mend()
         elif action == "heal" and primary:
             self._leave("it cannot be put back")
 
     def after_change(self, step: int, values: Values) -> None:
-        checks = self._checks
-        due = checks.settings.due(self._step, step)
         self._kept = None
-        if not (due or checks.budget.allows()):
+        if not self._checks.wants(self._step, step):
             return
-        with checks.budget.spending():
-            live = values.live(state=True)
-            seal, vectors = Seal([t for _, t in live]), digest(values.buffer.vectors)
-        self._kept = _Kept(values, values.changes, live, seal, vectors)
-        if due:
-            self._check(step, values, live)
+        with self._checks.spending():
+            seal = Seal(by_parameter(values.buffer.layout, values.live(state=True)))
+            self._kept = _Kept(values, values.changes, seal, digest(values.buffer.vectors))
+        if self._checks.due(self._step, step):
+            self._compare(step, seal)
 
     def digest(self, values: Values, sent: Sequence[torch.Tensor]) -> int:
         kept = self._kept_of(values)
         whole = kept is not None and len(sent) == len(values.buffer.vectors)
-        return kept.vectors if kept is not None and whole else 0
+        return kept.sent if kept is not None and whole else 0
 
     def _kept_of(self, values: Values) -> _Kept | None:
         """Returns what the last update has left, unless values were loaded or written since."""
@@ -192,60 +169,49 @@ class CopyWatch(Watch):
         return kept if same else None
 
     def status(self) -> Mapping[str, float | str]:
-        return self._checks.findings.status()
+        return self._checks.status()
 
     # -- copies ----------------------------------------------------------------------------------
 
-    @property
-    def _log(self) -> ReplicationLog[Link] | None:
-        """The log of the shard, if this is its primary."""
-        replica = self._checks.replica(self._number)
-        return None if replica is None else replica.log
-
-    def _check(self, step: int, values: Values, live: Sequence[Held]) -> None:
-        checks, replica = self._checks, self._checks.replica(self._number)
+    def _compare(self, step: int, seal: Seal) -> None:
+        replica = self._replicas.by_shard.get(self._number)
         suspect, self._suspect = self._suspect, False
-        if replica is None or (replica.log is not None and not replica.log.backups):
-            return
-        named = by_parameter(values.buffer.layout, live)
-        self._names = tuple(named)
-        taken = tuple(digest([tensor]) for tensor in named.values())
-        if replica.log is not None:
-            self.take(step, checks.task, taken, suspect=suspect)
-        elif replica.source is not None:
-            data = np.array(taken, np.uint64).tobytes()
-            where = self._number, replica.generation, step
-            replica.source.offer(CopyDigests(*where, suspect, data))
+        # Of the numbers of a parameter group, which are mostly alike, one is taken.
+        taken = dict(zip([name for name, _ in seal.named], seal.digests, strict=True))
+        self._names, found = [*taken], [*taken.values()]
+        if replica is not None and replica.log is not None and replica.log.backups:
+            self.take(step, self.task, found, suspect=suspect)
+        elif replica is not None and replica.log is None and replica.source is not None:
+            data, where = np.array(found, np.uint64).tobytes(), (self._number, replica.generation)
+            replica.source.offer(CopyDigests(*where, step, suspect, data))
 
-    def take(self, step: int, task: str, digests: tuple[int, ...], *, suspect: bool) -> None:
+    def take(self, step: int, task: str, digests: Sequence[int], *, suspect: bool) -> None:
         """Takes the digests of a copy, in the primary, and judges where all are there."""
-        log = self._log
-        self._copies[step][task] = digests
+        log, copies = self.log, self._copies[step]
+        copies[task] = digests
         self._suspects |= {task} if suspect else set()
-        copies = self._copies[step]
-        if log is not None and len(copies) == 1 + len(log.backups) and self._checks.task in copies:
+        if log is not None and len(copies) == 1 + len(log.backups) and self.task in copies:
             del self._copies[step]
             self._judge(step, copies)
         for old in sorted(self._copies)[:-_MOST_STEPS]:
             del self._copies[old]
 
-    def _judge(self, step: int, copies: Mapping[str, tuple[int, ...]]) -> None:
-        verdict = judge(copies, self._suspects)
+    def _judge(self, step: int, copies: Mapping[str, Sequence[int]]) -> None:
+        verdict, action = judge(copies, self._suspects), self._checks.action
         self._suspects.clear()
         if verdict is None:
-            self._checks.findings.settled(self._number)
+            self._checks.settled(self._number)
             return
-        action = self._checks.settings.action
-        text = differing(verdict, copies, f"shard {self._number}", step, self._names)
-        stops = action == "stop" or (action == "heal" and not verdict.decided)
-        self._checks.findings.add(text, self._number, stops=stops)
+        text = verdict.said(f"shard {self._number}", step, self._names)
+        stops = action == "stop" or (action == "heal" and not verdict.good)
+        self._checks.found(text, self._number, stops=stops)
         if action == "heal":
             self._refill(verdict)
 
     def _refill(self, verdict: Verdict) -> None:
-        log, view = self._log, self._checks.handler.replicas.view
+        log, view = self.log, self._replicas.view
         for task in verdict.wrong:
-            if task == self._checks.task:
+            if task == self.task:
                 self._leave(f"{', '.join(verdict.good)} have it as it should be")
             server = view.server(int(task.partition(":")[2]))
             if server is not None and log is not None:
@@ -253,13 +219,13 @@ class CopyWatch(Watch):
 
     def _leave(self, why: str) -> None:
         """Ends this server, so that a backup takes its place; stops the job if there is none."""
-        log = self._log
-        text = f"{self._checks.task} holds corrupted values of shard {self._number}: {why}"
+        log = self.log
+        text = f"{self.task} holds corrupted values of shard {self._number}: {why}"
         if log is None or not log.backups:
-            self._checks.findings.add(text, stops=True)
+            self._checks.found(text, stops=True)
         error = CorruptedValues(f"{text}; it leaves, to be filled anew")
         error.others_go_on = True
         raise error
 
 
-SERVERS = ServerPart(Checks)
+SERVERS = ServerPart(ServerChecks)
