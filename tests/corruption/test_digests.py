@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from trireme.corruption.digests import _BLOCK, Flip, Seal, digest, mend
+from trireme.corruption.digests import _BLOCK, Seal, digest, digests
 
 
 def tensors() -> list[torch.Tensor]:
@@ -20,6 +20,10 @@ def tensors() -> list[torch.Tensor]:
         torch.empty(0),
         torch.randn(3 * _BLOCK + 5, generator=generator),
     ]
+
+
+def sealed(held: list[torch.Tensor]) -> Seal:
+    return Seal((f"{place}", tensor) for place, tensor in enumerate(held))
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -35,41 +39,43 @@ def test_the_same_bytes_have_one_digest_wherever_they_lie() -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_each_bit_changes_the_digest_and_is_found_and_put_back(seed: int) -> None:
     rng, held = random.Random(seed), tensors()
-    seal = Seal(held)
+    seal, before = sealed(held), digest(held)
     place = rng.choice([0, 1, 2, 3, 5])
     data = bytes_of(held[place])
     at, bit = rng.randrange(len(data)), rng.randrange(8)
     data[at] ^= 1 << bit
-    assert digest(held) != seal.digest
-    flip, size = seal.find(held), held[place].element_size()
-    assert flip is not None and flip.tensor == place
-    assert flip.within(size) == (at // size, 8 * (at % size) + bit)
-    mend(held, flip)
-    assert digest(held) == seal.digest
+    assert digest(held) != before
+    differ = [one != other for one, other in zip(digests(held), seal.digests, strict=True)]
+    assert differ == [each == place for each in range(len(held))]
+    change, size = seal.changed(), held[place].element_size()
+    assert f"{change}" == f"bit {8 * (at % size) + bit} of element {at // size} of {place}"
+    assert change is not None
+    change.mend()
+    assert digest(held) == before and seal.changed() is None
     assert all(map(torch.equal, held, tensors()))
 
 
 def test_several_bits_of_one_word_are_put_back() -> None:
     held = tensors()
-    seal = Seal(held)
+    seal = sealed(held)
     data = bytes_of(held[1])
     data[16] ^= 0b101
     data[23] ^= 1 << 7
-    flip = seal.find(held)
-    assert flip == Flip(1, 2, 0b101 | 1 << 63)
-    mend(held, flip)
+    change = seal.changed()
+    assert change is not None and (change.word, change.bits) == (2, 0b101 | 1 << 63)
+    change.mend()
     assert all(map(torch.equal, held, tensors()))
 
 
 def test_several_words_change_the_digest_and_are_not_taken_for_one() -> None:
     for seed in range(50):
         rng, held = random.Random(seed), tensors()
-        seal = Seal(held)
+        seal, before = sealed(held), digest(held)
         data, bit = bytes_of(held[5]), 1 << rng.randrange(8)
         for at in rng.sample(range(0, len(data), 8), 2):
             data[at] ^= bit
-        assert digest(held) != seal.digest
-        assert seal.find(held) is None
+        assert digest(held) != before
+        assert f"{seal.changed()}" == "several words"
 
 
 def test_values_that_change_places_change_the_digest() -> None:
@@ -82,16 +88,16 @@ def test_values_that_change_places_change_the_digest() -> None:
 
 
 def test_nothing_is_found_where_nothing_has_changed() -> None:
-    assert Seal(tensors()).find(tensors()) is None
+    assert sealed(tensors()).changed() is None
 
 
 def test_a_bit_of_what_lies_in_another_order_is_put_back() -> None:
     held = torch.randn(6, 4).t()
-    seal, right = Seal([held]), held.clone()
+    seal, right = sealed([held]), held.clone()
     held.t().reshape(-1).view(torch.uint8).numpy()[17] ^= 4
-    flip = seal.find([held])
-    assert flip is not None
-    mend([held], flip)
+    change = seal.changed()
+    assert change is not None
+    change.mend()
     assert torch.equal(held, right)
 
 

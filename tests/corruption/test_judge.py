@@ -32,8 +32,8 @@ def test_every_case_of_few_copies(count: int) -> None:
             continue
         assert verdict is not None and verdict.tensors == (1,)
         everybody = set().union(*groups.values())
-        if not verdict.decided:
-            assert not verdict.good
+        if not verdict.good:
+            assert set(verdict.wrong) == everybody
             sizes = sorted(len(g) for g in groups.values() if g - set(suspects))
             assert len(sizes) != 1, "one group alone is trusted"
             sizes = sizes or sorted(map(len, groups.values()))
@@ -51,19 +51,34 @@ def test_every_case_of_few_copies(count: int) -> None:
 
 
 def test_two_copies_that_differ_are_undecided_unless_one_says_so_of_itself() -> None:
-    assert judge(copies(1, 2)) == Verdict((1,), (), ())
+    assert judge(copies(1, 2)) == Verdict((1,), (), ("ps:0", "ps:1"))
     assert judge(copies(1, 2), {"ps:1"}) == Verdict((1,), ("ps:0",), ("ps:1",))
-    assert judge(copies(1, 2), {"ps:0", "ps:1"}) == Verdict((1,), (), ())
+    assert judge(copies(1, 2), {"ps:0", "ps:1"}) == Verdict((1,), (), ("ps:0", "ps:1"))
 
 
 def test_the_minority_is_wrong() -> None:
     assert judge(copies(1, 2, 1)) == Verdict((1,), ("ps:0", "ps:2"), ("ps:1",))
-    assert judge(copies(1, 2, 3)) == Verdict((1,), (), ())
+    assert judge(copies(1, 2, 3)) == Verdict((1,), (), tuple(copies(1, 2, 3)))
     assert judge(copies(1, 2, 3, 2)) == Verdict((1,), ("ps:1", "ps:3"), ("ps:0", "ps:2"))
-    assert judge(copies(1, 1, 2, 2)) == Verdict((1,), (), ())
+    assert judge(copies(1, 1, 2, 2)) == Verdict((1,), (), tuple(copies(1, 1, 2, 2)))
 
 
 def test_one_copy_and_equal_ones_give_no_verdict() -> None:
     assert judge({}) is None
     assert judge(copies(4)) is None
     assert judge(copies(4, 4, 4), {"ps:0"}) is None
+
+
+def test_who_is_wrong_is_said_with_what_differs() -> None:
+    copies = {"ps:0": (1, 2, 3, 4), "ps:1": (1, 2, 3, 4), "ps:2": (9, 9, 9, 9)}
+    verdict = judge(copies)
+    assert verdict is not None
+    assert verdict.said("shard 1", 20, ["a", "b", "c", "d"]) == (
+        "ps:2 has other values of shard 1 than ps:0, ps:1 at step 20, in a, b, c and 1 more"
+    )
+    del copies["ps:1"]
+    verdict = judge(copies)
+    assert verdict is not None
+    assert verdict.said("shard 1", 20, []) == (
+        "ps:0 and ps:2 have different values of shard 1 at step 20; nothing says who is right"
+    )
