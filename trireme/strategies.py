@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from inspect import isabstract
-from math import isfinite
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
@@ -198,7 +198,8 @@ def resolve(name: str, config: JobConfig) -> Strategy:
     return _asked(chosen, "its constructor", lambda: chosen(**given))
 
 
-_Number = Annotated[float, msgspec.Meta(ge=0)]
+_LARGEST = sys.float_info.max
+_Number = Annotated[float, msgspec.Meta(ge=0, le=_LARGEST)]
 
 
 class _Outer(msgspec.Struct, forbid_unknown_fields=True):
@@ -206,15 +207,12 @@ class _Outer(msgspec.Struct, forbid_unknown_fields=True):
 
     lr: _Number
     momentum: _Number = 0.0
-    dampening: float = 0.0
+    dampening: Annotated[float, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)] = 0.0
     weight_decay: _Number = 0.0
     nesterov: bool = False
     maximize: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("lr", "momentum", "dampening", "weight_decay"):
-            if not isfinite(getattr(self, name)):
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be a finite number")
         if self.nesterov and (not self.momentum or self.dampening):
             raise ValueError("nesterov needs a momentum above 0, and no dampening")
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trireme.data.ledger import MOST_POSITIONS, EpochEnd, Ledger, parts_of, size_of_parts
+from trireme.data.ledger import MOST_POSITIONS, EpochEnd, Ledger, parts_of
 
 Span = tuple[int, int]
 
@@ -93,7 +93,7 @@ def test_whatever_comes_back_each_position_is_finished_once(
 
 
 def test_the_end_of_a_stream_is_found_and_agreed_on() -> None:
-    size = size_of_parts(1)
+    size = MOST_POSITIONS - 1
     ledger = ledger_of(size, 0, 1, interleave=False)
     assert ledger.lease(0, 4, 2, EpochEnd.SHORT) == [(0, 4), (4, 8)]
     assert ledger.lease(1, 4, 2, EpochEnd.SHORT) == [(8, 12), (12, 16)]
@@ -112,7 +112,7 @@ def test_the_end_of_a_stream_is_found_and_agreed_on() -> None:
 
 
 def test_an_end_before_examples_that_were_used_is_refused() -> None:
-    size = size_of_parts(1)
+    size = MOST_POSITIONS - 1
     ledger = ledger_of(size, 0, 1, interleave=False)
     ledger.lease(0, 10, 1, EpochEnd.SHORT)
     ledger.finish([(0, 0, 10)])
@@ -121,7 +121,7 @@ def test_an_end_before_examples_that_were_used_is_refused() -> None:
 
 
 def test_whole_parts_are_dealt_and_their_rest_comes_back() -> None:
-    size = size_of_parts(3)
+    size = MOST_POSITIONS - 3
     ledger = ledger_of(size, 0, 1)  # synchronous: parts are not interleaved
     assert ledger.lease(0, MOST_POSITIONS, 1, EpochEnd.SHORT) == [(0, size)]
     assert ledger.lease(1, MOST_POSITIONS, 1, EpochEnd.SHORT) == [(size, 2 * size)]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.integration.shell import PROGRAMS, Shell
-from trireme.data.ledger import size_of_parts
+from trireme.data.ledger import MOST_POSITIONS
 from trireme.session.checkpoint import CheckpointData, latest
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1200)]
@@ -28,7 +28,7 @@ def saved(shell: Shell) -> CheckpointData:
 
 def used(data: CheckpointData) -> torch.Tensor:
     """How often each example was used, by the ledger: the first ones of each epoch."""
-    part = size_of_parts(1)
+    part = MOST_POSITIONS - 1
     counts = torch.zeros(data.model["counts"].numel())
     for start, stop in data.state["consumed"]["train"]:
         epoch = start // part

@@ -24,17 +24,12 @@ MOST_POSITIONS = 1 << 32
 _MOST_PARTS = 1 << 31
 
 
-def size_of_parts(parts: int) -> int:
-    """Returns the number of positions of a part of a stream, of which an epoch has `parts`.
-
-    Only the first ones have examples. Another number of parts gives another size, so that it is
-    noticed.
-    """
-    return MOST_POSITIONS - parts
-
-
 def parts_of(size: int) -> int:
-    """Returns how many parts of a given size make an epoch: 1 but for streams."""
+    """Returns how many parts of a given size make an epoch: 1 but for streams.
+
+    A part of a stream, of whose positions only the first ones have examples, has `MOST_POSITIONS`
+    less their number: another number of parts is another size, and is noticed.
+    """
     parts = MOST_POSITIONS - size
     return parts if 0 < parts < _MOST_PARTS else 1
 

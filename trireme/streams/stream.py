@@ -20,7 +20,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from trireme.data.draws import DrawingInit, drawing, draws_of, seed_process
-from trireme.data.ledger import size_of_parts
+from trireme.data.ledger import MOST_POSITIONS
 from trireme.data.loading import Loading
 from trireme.data.seeds import derive, permutation
 from trireme.data.streams import check_one_reader
@@ -56,7 +56,7 @@ class Stream:
                 "order in which it is read. Shuffle in the data set itself, with a seed and a "
                 "buffer"
             )
-        self.size = size_of_parts(shards)
+        self.size = MOST_POSITIONS - shards
         self.shards = shards
         self._dataset = dataset
         self._loading = loading

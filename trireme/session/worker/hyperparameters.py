@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from trireme.ps.optimizers import spec_of
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.progress import Progress
 
+_FIXED = (float, int, bool, str, type(None))  # what nothing changes in place
 _TORCHS = import_module("torch.optim.optimizer")  # which torch.optim has deleted from its names
 
 
@@ -50,7 +50,11 @@ class Hyperparameters:
             return None
         # Copies, as a program may change a tensor or a list in place.
         now = [
-            [value if type(value) in _FIXED else _copied(value) for value in _settings_of(group)]
+            [
+                v if type(v) in _FIXED else _copied(v)
+                for name, v in group.items()
+                if name != "params"
+            ]
             for group in self._optimizer.param_groups
         ]
         if now != self._then:
@@ -91,14 +95,6 @@ class Hyperparameters:
                     + ("" if most is None else f", max_steps={most}")
                 ) from error
             self._scheduled += 1
-
-
-_FIXED = (float, int, bool, str, type(None))
-"""The types of values that nothing changes in place."""
-
-
-def _settings_of(group: Mapping[str, Any]) -> Iterator[Any]:
-    return (value for name, value in group.items() if name != "params")
 
 
 def _copied(value: Any) -> Any:
