@@ -107,7 +107,14 @@ class SharedMemory:
 
 
 class Lending:
-    """Lent memory as one side of a connection uses it; see `trireme.wire.shared_memory.Lend`."""
+    """Lent memory as one side of a connection uses it.
+
+    Args:
+        incoming: the ranges that hold the payload of a flagged frame of the peer.
+        outgoing: for the lender: the payload that is sent by reference, if it is this very object.
+            For the borrower: the ranges into which payloads of the same sizes are copied.
+        borrowed: whether this is the borrower's side: the same ranges, mapped in its process.
+    """
 
     def __init__(self, incoming: Views, outgoing: Views, *, borrowed: bool) -> None:
         self.incoming = incoming

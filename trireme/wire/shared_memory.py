@@ -45,26 +45,13 @@ class SharedMemory(Protocol):
         """Closes the descriptor. The memory stays mapped as long as a view of it exists."""
 
 
-class Lend(Protocol):
-    """Makes the `Lending` of one side.
-
-    Args:
-        incoming: the ranges that hold the payload of a flagged frame of the peer.
-        outgoing: for the lender: the payload that is sent by reference, if it is this very object.
-            For the borrower: the ranges into which payloads of the same sizes are copied.
-        borrowed: whether this is the borrower's side: the same ranges, mapped in its process.
-    """
-
-    def __call__(self, incoming: Views, outgoing: Views, *, borrowed: bool) -> Lending: ...
-
-
 @dataclass(frozen=True, slots=True)
 class LocalMemory:
     """What a transport between processes of one host has to share memory."""
 
     available: Callable[[], bool]  # whether this system can
     create: Callable[[int], SharedMemory]  # new memory of zeros; raises `OSError` for lack of it
-    lend: Lend
+    lend: Callable[..., Lending]  # makes that of one side; see `trireme.shm.memory.Lending`
     lent: Callable[[SharedMemory], Any]  # makes the `trireme.ps.extra.LentMemory` of a worker
     borrowed: Callable[[], Any]  # makes a server's `trireme.ps.server.borrowed_memory.NoMemory`
     address: Callable[[str], str]  # of the listener beside one at a TCP address of this host
