@@ -1,6 +1,7 @@
 """A loop of its own on three epochs; worker 1 kills itself once, in the second of them.
 
-Worker 0 begins the third when worker 1 is there again.
+It does so when the chief has saved what the program keeps, and worker 0 begins the third epoch when
+worker 1 is there again.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -30,13 +32,25 @@ killed, back = Path("killed"), Path("back")
 if killed.exists():
     back.touch()
 deadline = time.monotonic() + 120.0
+
+
+def wait_for(done: Callable[[], bool]) -> None:
+    while not done() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def saved() -> bool:
+    return any(Path("run/checkpoints").glob("step-*"))
+
+
 for epoch, (rows,) in optimizer.epochs(DataLoader(data, 4, shuffle=True), EPOCHS):
     if epoch == 1 and optimizer.replica == 1 and not killed.exists():
+        wait_for(saved)
         killed.touch()
         print(f"dies in epoch {epoch}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
-    while epoch == 2 and not back.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    if epoch == 2:
+        wait_for(back.exists)
     optimizer.zero_grad()
     model(rows).square().mean().backward()
     optimizer.step()
