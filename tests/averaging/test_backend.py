@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trireme.averaging.backend import LocalSgd, steps_from
+from trireme.averaging.backend import LocalSgd
 from trireme.errors import CheckpointError
 from trireme.ps.client.client import Client
 from trireme.ps.flat import FlatModel
@@ -153,7 +153,7 @@ def test_synchronous_periods_lie_on_one_grid_and_end_at_the_end(
     rule = Rule(0, 0, every=every, max_steps=end)
     ends = []
     while step < end:
-        step += steps_from(step, rule)
+        step += rule.steps_from(step)
         ends.append(step)
     assert ends[-1] == end
     assert ends[:-1] == [s for s in range(begin + 1, end) if s % every == 0]
@@ -161,9 +161,9 @@ def test_synchronous_periods_lie_on_one_grid_and_end_at_the_end(
 
 @given(st.integers(1, 20), st.integers(0, 100))
 def test_one_by_one_a_period_is_whole_wherever_it_begins(every: int, begin: int) -> None:
-    assert steps_from(begin, Rule(1, 3, every=every)) == every
-    assert steps_from(begin, Rule(1, 3, every=every, max_steps=begin + 2)) == min(every, 2)
-    assert steps_from(begin, Rule(1, 3, every=every, max_steps=begin)) == 1, (
+    assert Rule(1, 3, every=every).steps_from(begin) == every
+    assert Rule(1, 3, every=every, max_steps=begin + 2).steps_from(begin) == min(every, 2)
+    assert Rule(1, 3, every=every, max_steps=begin).steps_from(begin) == 1, (
         "who was let begin makes a step"
     )
 

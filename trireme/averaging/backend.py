@@ -94,7 +94,7 @@ class LocalSgd(ServerBackend):
     def _begin_here(self) -> None:
         for base, value in zip(self._base, self._model.values, strict=True):
             base.copy_(value)
-        self._begin_period(steps_from(self.step, self._rule))
+        self._begin_period(self._rule.steps_from(self.step))
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
         self._rule, self._made = rule, 0
@@ -246,13 +246,3 @@ def _local_states(data: CheckpointData, workers: int) -> dict[int, dict[str, tor
 def _encoded(step: int, state: dict[str, torch.Tensor]) -> bytes:
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     return msgspec.msgpack.encode(_Left(step, save_bytes(tensors)))
-
-
-def steps_from(step: int, rule: Rule) -> int:
-    """Returns how many local steps a worker makes from a global step to its next exchange.
-
-    Synchronous periods end at multiples of `every`, so that a resumed job, or a worker that joins
-    later, has the same periods. No period goes beyond the end of the job.
-    """
-    length = rule.period - (step % rule.period if rule.synchronous else 0)
-    return length if rule.max_steps is None else max(1, min(length, rule.max_steps - step))

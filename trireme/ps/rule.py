@@ -59,6 +59,15 @@ class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """How many steps of its worker a push is of, at most."""
         return 1 if self.every is None else self.every
 
+    def steps_from(self, step: int) -> int:
+        """Returns how many local steps a worker makes from a global step to its next exchange.
+
+        Synchronous periods end at multiples of `every`, so that a resumed job, or a worker that
+        joins later, has the same periods. No period goes beyond the end of the job.
+        """
+        length = self.period - (step % self.period if self.synchronous else 0)
+        return length if self.max_steps is None else max(1, min(length, self.max_steps - step))
+
     @property
     def synchronous(self) -> bool:
         """Whether updates are gathered in rounds, and those that come too late are dropped."""

@@ -17,7 +17,6 @@ from trireme.session.options import Checkpoint
 
 _log = logging.getLogger(__name__)
 
-
 RETRY_SECONDS = 30.0
 """The seconds after which a failed save is retried at the latest."""
 

@@ -50,11 +50,7 @@ class Hyperparameters:
             return None
         # Copies, as a program may change a tensor or a list in place.
         now = [
-            [
-                v if type(v) in _FIXED else _copied(v)
-                for name, v in group.items()
-                if name != "params"
-            ]
+            [v if type(v) in _FIXED else _copied(v) for k, v in group.items() if k != "params"]
             for group in self._optimizer.param_groups
         ]
         if now != self._then:

@@ -36,15 +36,7 @@ class TableExtension(TrainedExtension):
     def tensors(
         self, extra: Mapping[str, torch.Tensor], bounds: Sequence[int], shard: int
     ) -> Tensors:
-        """Returns what tables have in the slots of a shard, as tensors to load."""
-        slots = slots_of_shard(bounds, shard)
-        return [
-            entry
-            for name in dict.fromkeys(key.rpartition("/")[0] for key in extra)
-            for entry in tensors_of(
-                name, within({field: extra[f"{name}/{field}"].numpy() for field in FIELDS}, slots)
-            )
-        ]
+        return tensors_for(extra, bounds, shard)
 
     def described(self) -> dict[str, str]:
         return {spec.name: optimizer_name(spec.optimizer) for spec in self.specs}
@@ -80,6 +72,18 @@ class TableExtension(TrainedExtension):
                     f"{has}, trained by {before}, and the program's optimizer of it is "
                     f"{optimizer}: the state of one means nothing to the other. {advice}"
                 )
+
+
+def tensors_for(extra: Mapping[str, torch.Tensor], bounds: Sequence[int], shard: int) -> Tensors:
+    """Returns what tables have in the slots of a shard, as tensors to load."""
+    slots = slots_of_shard(bounds, shard)
+    return [
+        entry
+        for name in dict.fromkeys(key.rpartition("/")[0] for key in extra)
+        for entry in tensors_of(
+            name, within({field: extra[f"{name}/{field}"].numpy() for field in FIELDS}, slots)
+        )
+    ]
 
 
 def joined(parts: Sequence[Tensors]) -> Mapping[str, torch.Tensor]:
