@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from trireme.cli.run import configuration, prepare
-from trireme.errors import ConfigurationError, TriremeError
+from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import LAUNCH_CALL
-from trireme.jobs.function import function_name, pack_call
+from trireme.jobs.function import pack_call
 from trireme.jobs.run import option_texts
 from trireme.launch.environment import check_no_task
 from trireme.launch.process_setup.program import MODULE, check_program
-from trireme.verification.command import Order, check_host
 from trireme.verification.verdict import Verdict
-
-_CALLS = "trireme.jobs.function"
+from trireme.verification.verifying import Verifier, limits_of
 
 
 def verify(
@@ -43,8 +38,8 @@ def verify(
             assert verdict.outcome == "same", verdict
 
     The runs are processes of their own, to which the function travels by cloudpickle, as for
-    `trireme.run`. In a notebook, and in a user's own tests, printing the verdict says where the
-    runs differ first, and why.
+    `trireme.run`; Ctrl-C ends them. Call it from the main thread. Printing the verdict says where
+    the runs differ first, and why.
 
     Args:
         function_or_script: opens a `Session`, or calls `distribute`; or the path of such a script.
@@ -56,35 +51,22 @@ def verify(
 
     Raises:
         ConfigurationError: an option is unknown or out of range.
-        TriremeError: the runs could not be made.
     """
     check_no_task("trireme.verify")
-    if steps < 1:
-        raise ConfigurationError(f"verify(steps={steps!r}): it must be a whole number from 1")
-    if stop_at is not None and not 0 < stop_at < steps:
-        raise ConfigurationError(f"verify(stop_at={stop_at!r}): it must be from 1 to steps - 1")
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError("trireme.verify starts jobs: call it from the main thread")
+    try:
+        limits = limits_of("", steps, stop_at, tolerance)
+    except UsageError as error:
+        raise ConfigurationError(f"trireme.verify: {error}") from None
     task = prepare(configuration(option_texts(options), None, LAUNCH_CALL))
-    check_host(task)
     with ExitStack() as held:
         if callable(function_or_script):
-            name = function_name(function_or_script)
             call = held.enter_context(pack_call(function_or_script, args))
             task = task.inheriting(call=call.fileno())
-            program: tuple[str, ...] = (MODULE, _CALLS, f"{name}()")
+            program = [MODULE, "trireme.jobs.function"]
         else:
-            program = (os.fspath(function_or_script), *map(str, args))
-            name = Path(program[0]).name
+            program = [os.fspath(function_or_script), *map(str, args)]
             check_program(program)
-        order = Order(task, program, name, steps, stop_at, tolerance)
-        made = subprocess.run(
-            [sys.executable, "-m", Order.__module__],
-            input=msgspec.json.encode(order),
-            capture_output=True,
-            pass_fds=list(task.descriptors.values()),
-            check=False,
-        )
-    try:
-        return Verdict.from_dict(json.loads(made.stdout.splitlines()[-1]))
-    except (ValueError, IndexError) as error:
-        last = made.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
-        raise TriremeError(f"verify: {''.join(last) or f'status {made.returncode}'}") from error
+        scratch = held.enter_context(tempfile.TemporaryDirectory(prefix="trireme-verify-"))
+        return Verifier(program, limits, Path(scratch), lambda text: None).verify(task)

@@ -1,72 +1,52 @@
 """Finds the first difference between the steps of a job and those of a process that stands for it.
 
-What is allowed follows from the dtype, the length of the sums, and how the run itself makes small
-differences grow: a third run begins with values that are off by one in the last place.
+What is allowed follows from the precision, the length of the sums, and how the run itself makes
+small differences grow: a third run begins with values that are off by one in the last place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from trireme.verification.joined import Step
-from trireme.verification.sketch import Sketch, Sketches, distance, minus
+from trireme.verification.record import Record
+from trireme.verification.sketch import FLOAT32, Sketch, distance
 
-STAGES = ("examples", "loss", "gradient", "settings", "values", "buffers", "state")
-"""What is compared of a step, in the order of the computation."""
-
-_LEAST = 64.0  # times the eps of the dtype
+_LEAST = 64.0  # times the precision
 _BY_EXAMPLES = 8.0  # times the root of the number of examples: errors of sums grow so
+_NARROW = 4.0  # times one that is less than that of float32, in which sums are made
 _GROWN = 10.0  # times the distance that values off by one in the last place have led to
 _OF_ALL = 0.01  # of the norm of all gradients, for one that is nothing but rounding
 _STATE = 10.0  # times what a gradient may differ by: squares, and means of several steps
 _SETTINGS = 1e-6
 _CONTENTS = 1e-3  # of an example, which may be the result of another model
-_FLOAT32 = 2.0**-23
+
+STAGES = ("examples", "loss", "gradient", "settings", "values", "buffers", "state", "steps")
+"""What is compared of a step, in the order of the computation; and how many steps there are."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A quantity of a step that differs.
-
-    Attributes:
-        step: the global step.
-        stage: what, one of `STAGES`.
-        name: of the tensor, or of the setting.
-        job, reference: its norm, or the number itself.
-        distance: how far they are apart.
-        allowed: how far they may be.
-    """
+    """A quantity of a step that is compared."""
 
     step: int
-    stage: str
-    name: str
-    job: float
+    stage: str  # one of `STAGES`
+    name: str  # of the tensor, or of the setting
+    job: float  # the number, or the norm of the tensor, or of its movement
     reference: float
-    distance: float
+    distance: float  # infinite, or NaN, where only one run has it
     allowed: float
-
-    @property
-    def relative(self) -> float:
-        return self.distance / max(abs(self.reference), 1e-300)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of comparing two runs.
+    """What came of comparing two runs."""
 
-    Attributes:
-        steps: the steps that both have.
-        found: all differences of the first step that has one, in the order of `STAGES`.
-        curve: by step, how far the values are apart, relative to how far training has moved them.
-        tolerance: the relative tolerance of gradients at the first step.
-    """
-
-    steps: tuple[int, ...]
-    found: tuple[Difference, ...]
-    curve: Mapping[int, float]
-    tolerance: float
+    steps: tuple[int, ...]  # that both have
+    found: tuple[Difference, ...]  # those of the first step that has one, in the order of `STAGES`
+    curve: Mapping[int, float]  # how far the values are apart, relative to how far they have moved
+    tolerance: float  # of gradients at the first step, relative
 
     @property
     def first(self) -> Difference | None:
@@ -74,162 +54,111 @@ class Comparison:
 
 
 def compare(
-    job: Mapping[int, Step],
-    reference: Mapping[int, Step],
+    job: Mapping[int, Record],
+    reference: Mapping[int, Record],
     *,
-    grown: Mapping[int, Step] | None = None,
+    grown: Mapping[int, Record] | None = None,
     tolerance: float | None = None,
 ) -> Comparison:
     """Compares two runs step by step.
 
     Args:
-        job: the steps of the job.
+        job: the steps of the job, joined.
         reference: those of the process that stands for it.
         grown: those of the same process from values that are off by one in the last place; what
             differs by no more than a few times as much is the same.
-        tolerance: relative, of gradients; None derives it from the dtype and the number of
-            examples.
+        tolerance: relative, of gradients; None derives it.
     """
-    every = sorted(job.keys() & reference.keys())
-    steps = [step for step in every if job[step].workers and step]
-    begin = next((reference[s] for s in sorted(reference) if reference[s].values), Step(0))
-    own = _tolerance(reference[steps[0]]) if steps else 0.0
-    chosen = own if tolerance is None else tolerance
-    found: tuple[Difference, ...] = ()
+    steps = [step for step in sorted(job.keys() & reference.keys()) if step]
+    if tolerance is None:
+        tolerance = max(
+            (_tolerance(run[s]) for s in steps[:1] for run in (job, reference)), default=0.0
+        )
+    found: list[Difference] = []
     curve: dict[int, float] = {}
     for count, step in enumerate(steps, 1):
-        third = None if grown is None else grown.get(step)
-        judge = _Judge(job[step], reference[step], begin, third, chosen, count)
-        curve[step] = judge.far()
-        found = found or tuple(judge.differences())
-    return Comparison(tuple(steps), found, curve, chosen)
+        pair = _Pair(job[step], reference[step], (grown or {}).get(step, Record()))
+        curve[step] = pair.far()
+        if not found:
+            every = pair.compared(tolerance * math.sqrt(count), count)
+            found = [each for each in every if not each.distance <= each.allowed]
+    one, other = (float(max(run, default=0)) for run in (job, reference))
+    if not found and one != other:
+        step = int(min(one, other)) + 1
+        found = [Difference(step, "steps", "", one, other, abs(one - other), 0.0)]
+    return Comparison(tuple(steps), tuple(found), curve, tolerance)
 
 
-def _tolerance(step: Step) -> float:
-    eps = max([each.eps for each in step.pushed.values()], default=_FLOAT32)
-    examples = max(1.0, sum(step.weights))
-    return eps * max(_LEAST, _BY_EXAMPLES * math.sqrt(examples))
+def _tolerance(step: Record) -> float:
+    wide = max(_LEAST, _BY_EXAMPLES * math.sqrt(step.weight))
+    return step.eps * wide if step.eps <= FLOAT32 else max(_NARROW * step.eps, FLOAT32 * wide)
 
 
-class _Judge:
-    """Compares one step."""
+@dataclass(frozen=True)
+class _Pair:
+    """A step of the job and of the process that stands for it, and how rounding has grown."""
 
-    def __init__(
-        self,
-        job: Step,
-        reference: Step,
-        begin: Step,
-        grown: Step | None,
-        tolerance: float,
-        count: int,
-    ) -> None:
-        self._job, self._reference, self._begin, self._grown = job, reference, begin, grown
-        self._tolerance = tolerance * math.sqrt(count)
-        self._count = count
-
-    def differences(self) -> Iterator[Difference]:
-        yield from self._examples()
-        yield from self._losses()
-        yield from self._gradients()
-        yield from self._settings()
-        yield from self._tensors("values")
-        yield from self._tensors("buffers")
-        yield from self._states()
+    job: Record
+    reference: Record
+    grown: Record
 
     def far(self) -> float:
         """Returns how far the values are apart, relative to how far they have moved."""
-        moved = apart = 0.0
-        for name, one, other in _both(self._job.values, self._reference.values):
-            moved += _moved(other, self._begin.values.get(name)) ** 2
-            apart += distance(one, other) ** 2
-        return math.sqrt(apart) / max(math.sqrt(moved), 1e-300) if apart else 0.0
+        mine, others = self.job.kind("values"), self.reference.kind("values")
+        apart = math.hypot(*(distance(mine[name], others[name]) for name in mine if name in others))
+        return apart / max(math.hypot(*(each.norm for each in others.values())), 1e-300)
 
-    def _difference(
-        self, stage: str, name: str, job: float, reference: float, apart: float, allowed: float
-    ) -> Iterator[Difference]:
-        if not apart <= allowed:
-            yield Difference(self._job.number, stage, name, job, reference, apart, allowed)
+    def compared(self, tolerance: float, count: int) -> Iterator[Difference]:
+        """Yields all that is compared, in the order of `STAGES`."""
+        yield from self._examples()
+        yield from self._losses(tolerance)
+        gradients = self.reference.kind("gradient").values()
+        noise = _OF_ALL * math.hypot(*(each.norm for each in gradients))
+        yield from self._tensors("gradient", lambda one: tolerance * (one.norm + noise))
+        yield from self._settings()
+        for stage in ("values", "buffers"):
+            yield from self._tensors(
+                stage, lambda one: tolerance * one.norm + one.last * math.sqrt(count)
+            )
+        yield from self._tensors("state", lambda one: _STATE * tolerance * one.norm)
+
+    def _of(self, stage: str, name: str, *numbers: float) -> Difference:
+        return Difference(self.job.step, stage, name, *numbers)
 
     def _examples(self) -> Iterator[Difference]:
-        mine, others = self._job, self._reference
+        mine, others = self.job, self.reference
         if mine.spans != others.spans:
-            yield self._of_examples("positions", 1)
-        if mine.shapes != others.shapes or "" in mine.shapes:
+            yield self._of("examples", "positions", mine.weight, mine.weight, 1.0, 0.0)
+        shapes = [shape for shape, _ in mine.calls]
+        if "" in shapes or shapes != [shape for shape, _ in others.calls]:
             return
-        pairs = zip(
-            *(mine.examples, others.examples, mine.marks, others.marks), strict=True
-        )  # of each call of the model
-        for one, other, ours, theirs in pairs:
-            near = _CONTENTS * max(map(abs, theirs), default=0.0)
-            apart = sum(a != b for a, b in zip(one, other, strict=False))
-            apart += sum(not abs(a - b) <= near for a, b in zip(ours, theirs, strict=False))
-            if apart and (len(one), len(ours)) == (len(other), len(theirs)):
-                yield self._of_examples("contents", apart)
-                return
+        for (_, one), (_, other) in zip(mine.calls, others.calls, strict=True):
+            near = _CONTENTS * max(map(abs, other), default=0.0)
+            if len(one) == len(other):
+                apart = sum(not abs(a - b) <= near for a, b in zip(one, other, strict=True))
+                yield self._of("examples", "contents", len(one), len(one), float(apart), 0.0)
 
-    def _of_examples(self, what: str, apart: int) -> Difference:
-        count = float(sum(map(len, self._job.examples[:1])) or sum(self._job.weights))
-        return Difference(self._job.number, "examples", what, count, count, float(apart), 0.0)
-
-    def _losses(self) -> Iterator[Difference]:
-        mine, others = self._job.losses, self._reference.losses
-        if len(mine) != len(others):
-            return
-        for place, (one, other) in enumerate(zip(mine, others, strict=True)):
-            third = self._grown.losses[place : place + 1] if self._grown is not None else []
-            scale = max(abs(other), 1e-3)
-            allowed = self._tolerance * scale + _GROWN * sum(abs(other - each) for each in third)
-            apart = math.inf if math.isnan(one) != math.isnan(other) else abs(one - other)
-            if math.isnan(one) and math.isnan(other):
-                apart = 0.0
-            name = "the loss" if len(mine) == 1 else f"the loss of backward() {place + 1}"
-            yield from self._difference("loss", name, one, other, apart, allowed)
-
-    def _gradients(self) -> Iterator[Difference]:
-        of_all = math.sqrt(sum(each.norm**2 for each in self._reference.computed.values()))
-        for name, one, other in _both(self._job.computed, self._reference.computed):
-            scale = other.norm + _OF_ALL * of_all
-            allowed = self._tolerance * scale + self._growth("computed", name, other)
-            yield from self._difference(
-                "gradient", name, one.norm, other.norm, distance(one, other), allowed
-            )
+    def _losses(self, tolerance: float) -> Iterator[Difference]:
+        mine, others = self.job.losses, self.reference.losses
+        thirds = self.grown.losses if len(self.grown.losses) == len(others) else others
+        for place, (one, other, third) in enumerate(zip(mine, others, thirds, strict=False), 1):
+            name = "the loss" if len(others) == 1 else f"the loss of backward() {place}"
+            allowed = tolerance * max(abs(other), 1e-3) + _GROWN * abs(other - third)
+            apart = 0.0 if math.isnan(one) and math.isnan(other) else abs(one - other)
+            if len(mine) == len(others):
+                yield self._of("loss", name, one, other, apart, 0.0 if apart == 0.0 else allowed)
 
     def _settings(self) -> Iterator[Difference]:
-        pairs = zip(self._job.settings, self._reference.settings, strict=False)
-        for place, (mine, others) in enumerate(pairs):
-            for name in mine.keys() & others.keys():
-                one, other = mine[name], others[name]
-                group = f" of group {place}" if len(self._job.settings) > 1 else ""
-                yield from self._difference(
-                    *("settings", name + group, one, other),
-                    *(abs(one - other), _SETTINGS * max(abs(other), 1e-12)),
-                )
+        mine, others = self.job.settings, self.reference.settings
+        for name in mine | others:
+            one, other = mine.get(name, math.nan), others.get(name, math.nan)
+            apart = 0.0 if one == other else abs(one - other)
+            yield self._of("settings", name, one, other, apart, max(_SETTINGS * abs(other), 1e-18))
 
-    def _tensors(self, stage: str) -> Iterator[Difference]:
-        mine, others = getattr(self._job, stage), getattr(self._reference, stage)
-        for name, one, other in _both(mine, others):
-            moved = _moved(other, getattr(self._begin, stage).get(name))
-            rounding = other.eps * other.norm * math.sqrt(self._count)
-            allowed = self._tolerance * moved + rounding + self._growth(stage, name, other)
-            yield from self._difference(
-                stage, name, one.norm, other.norm, distance(one, other), allowed
-            )
-
-    def _states(self) -> Iterator[Difference]:
-        for name, one, other in _both(self._job.state, self._reference.state):
-            allowed = _STATE * self._tolerance * other.norm + self._growth("state", name, other)
-            yield from self._difference(
-                "state", name, one.norm, other.norm, distance(one, other), allowed
-            )
-
-    def _growth(self, stage: str, name: str, reference: Sketch) -> float:
-        third = None if self._grown is None else getattr(self._grown, stage).get(name)
-        return 0.0 if third is None else _GROWN * distance(third, reference)
-
-
-def _both(one: Sketches, other: Sketches) -> Iterator[tuple[str, Sketch, Sketch]]:
-    return ((name, one[name], other[name]) for name in one if name in other)
-
-
-def _moved(now: Sketch, begin: Sketch | None) -> float:
-    return now.norm if begin is None or begin.count != now.count else minus(now, begin).norm
+    def _tensors(self, stage: str, allow: Callable[[Sketch], float]) -> Iterator[Difference]:
+        others, thirds = self.reference.kind(stage), self.grown.kind(stage)
+        for name, one in self.job.kind(stage).items():
+            if name in others:
+                other = others[name]
+                allowed = allow(other) + _GROWN * distance(thirds.get(name, other), other)
+                yield self._of(stage, name, one.norm, other.norm, distance(one, other), allowed)

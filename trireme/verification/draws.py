@@ -1,14 +1,10 @@
-"""Random numbers of a run that is compared: dropout that follows the examples, and what is drawn.
-
-The mask of dropout for an example follows from its position, whichever process computes it: then
-one process that computes all examples drops what several drop. Where the examples cannot be told
-in a layer's input, dropout is turned off, and the run says so.
-"""
+"""Random numbers of a run that is compared: dropout is off, and what else is drawn is told."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import sys
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,102 +12,40 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from trireme.data.seeds import derive
-
-_DROPOUT = 16
-
-States = tuple[bytes, int, object]
-"""Of the generators of torch, NumPy and `random`."""
+_KERNELS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+OFF = "dropout is off in all runs: each worker, and one process, would drop others"
 
 
-def states() -> States:
-    """Returns what tells whether somebody has drawn since."""
+def states() -> object:
+    """Returns what tells whether somebody has drawn since from torch, NumPy or `random`."""
     numpy: Any = np.random.get_state()
-    return (
-        torch.get_rng_state().numpy().tobytes(),
-        hash((numpy[1].tobytes(), numpy[2])),
-        hash(random.getstate()),
-    )
+    drawn = torch.get_rng_state().numpy().tobytes()
+    return drawn, hash((numpy[1].tobytes(), numpy[2])), hash(random.getstate())
 
 
-class Dropout:
-    """Replaces the dropout of `torch.nn.functional` in this process.
+def turn_dropout_off(model: nn.Module, notes: set[str]) -> None:
+    """Has no kernel of dropout drop anything in this process, and notes it where one would."""
 
-    Args:
-        follows: whether masks follow the examples; else dropout is off.
-    """
+    def kept(kernel: Any, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        if train and p:
+            notes.add(OFF)
+        return kernel(input, 0.0, train)  # type: ignore[no-any-return]
 
-    def __init__(self, *, follows: bool) -> None:
-        self._follows = follows
-        self._positions: Sequence[int] = ()
-        self._calls = 0
-        self.notes: set[str] = set()
+    def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if any(args[4:5]) or kwargs.get("dropout_p"):
+            notes.add(OFF)
+            kwargs |= {"dropout_p": 0.0, **dict(zip(("is_causal",), args[5:], strict=False))}
+            args = args[:4]
+        return attention(*args, **kwargs)
 
-    def examples(self, positions: Sequence[int]) -> None:
-        """Names the examples of the next call of the model."""
-        self._positions = positions
-
-    def begin(self) -> None:
-        """Begins a step."""
-        self._calls = 0
-
-    def install(self, model: nn.Module) -> None:
-        """Replaces the functions, for the rest of the process."""
-        places = {"dropout": 0, "dropout1d": 2, "dropout2d": 2, "dropout3d": 2}
-        for name, dims in places.items():
-            setattr(functional, name, self._replaced(getattr(functional, name), dims))
-        attention = functional.scaled_dot_product_attention
-
-        def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
-            if len(args) > 4:
-                args = (*args[:4], self._off(args[4], "attention"), *args[5:])
-            elif "dropout_p" in kwargs:
-                kwargs["dropout_p"] = self._off(kwargs["dropout_p"], "attention")
-            return attention(*args, **kwargs)
-
-        functional.scaled_dot_product_attention = attend
-        for layer in model.modules():
-            if isinstance(layer, nn.RNNBase):
-                layer.dropout = float(self._off(layer.dropout, "a recurrent layer"))
-
-    def _off(self, p: Any, where: str) -> Any:
-        if p:
-            self.notes.add(f"dropout of {where} is off, in all runs")
-        return 0.0
-
-    def _replaced(self, original: Callable[..., torch.Tensor], dims: int) -> Callable[..., Any]:
-        def dropped(
-            input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-        ) -> torch.Tensor:
-            if not training or p in (0.0, 1.0):
-                return original(input, p, training, inplace)
-            mask = self._mask(input, p, dims)
-            if mask is None:
-                self._off(p, "layers in whose inputs the examples cannot be told")
-                return input
-            return input.mul_(mask) if inplace else input * mask
-
-        return dropped
-
-    def _mask(self, input: torch.Tensor, p: float, dims: int) -> torch.Tensor | None:
-        """Returns the factors of an input; None where its examples cannot be told."""
-        self._calls += 1
-        examples, shape = len(self._positions), input.shape
-        if not self._follows or not examples or not shape:
-            return None
-        if shape[0] == examples or shape[0] % examples == 0:
-            rows = shape if shape[0] == examples else (examples, shape[0] // examples, *shape[1:])
-            swaps = False
-        elif len(shape) > 1 and shape[1] == examples:
-            rows, swaps = (examples, shape[0], *shape[2:]), True
-        else:
-            return None
-        drawn = rows if not dims else (*rows[:dims], *(1 for _ in rows[dims:]))
-        keep = torch.stack([self._row(place, drawn[1:], p) for place in self._positions])
-        mask = keep.transpose(0, 1) if swaps else keep
-        mask = mask if dims else mask.reshape(shape)
-        return mask.to(input) / (1 - p)
-
-    def _row(self, position: int, shape: Sequence[int], p: float) -> torch.Tensor:
-        seed = derive(_DROPOUT, position, self._calls)
-        return torch.rand(tuple(shape), generator=torch.Generator().manual_seed(seed)) >= p
+    kernels: Any = functional._VF  # type: ignore[attr-defined]
+    for kernel in (*_KERNELS, *(f"{name}_" for name in _KERNELS)):
+        setattr(kernels, kernel, partial(kept, getattr(kernels, kernel)))
+    attention = functional.scaled_dot_product_attention
+    for module in list(sys.modules.values()):  # the program may have imported the function
+        for name in [name for name, each in list(vars(module).items()) if each is attention]:
+            setattr(module, name, attend)
+    for layer in model.modules():
+        if isinstance(layer, nn.RNNBase) and layer.dropout:
+            notes.add(OFF)
+            layer.dropout = 0.0

@@ -2,109 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from operator import mul
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from trireme.verification.sketch import Sketches
-
-_LENGTH = 4  # bytes before each record
+from trireme.verification.sketch import Sketch, combined
 
 
 class Record(msgspec.Struct, kw_only=True):
-    """The numbers of one step of one worker.
+    """The numbers of one step: of one worker, or joined, of all of them.
 
-    Attributes:
-        task: the worker.
-        step: the global step that the update has made.
-        weight: the number of examples that the gradient is the mean of.
-        weighed: whether the computed gradients are multiplied by the weights already, so that their
-            plain mean is that of all examples.
-        spans: the positions of the examples, as `(start, stop)`; none where an earlier step of
-            another optimizer has them, and where the program makes its own batches.
-        dealt: whether the job has dealt the program a batch.
-        examples: for each call of the model, a digest of the whole numbers of each example.
-        marks: for each call, a sketch of the other numbers of each example: they may be results of
-            another model, and differ in the last place.
-        shapes: for each call, the shapes of the inputs of one example, which padding may change.
-        losses: of each `backward()`, in order.
-        line: the line of the program that made the step.
-        settings: the numbers of each parameter group of the optimizer.
-        drew: where the program drew random numbers, other than by dropout: `model`, `loop`.
-        notes: what was changed for the comparison.
-        layers: the kinds of layers of the model whose results depend on the whole batch, by name.
-        unreached: the parameters without a gradient.
-        computed: the gradients as backward leaves them.
-        pushed: the gradients as the optimizer, or a server, receives them.
-        buffers: the buffers after the step.
-        values, state: of the whole job after the step, where this worker is chief.
-        unmoved: by parameter, the share of the elements with a gradient that the step left as they
-            were.
-        hooks: the number of calls of each hook of the program's.
-        batches: before the first step: how many batches one global step is made of.
-        nature: before the first step: why the job cannot equal one process; "" where it can.
+    Tensors are sketched under `KIND/NAME`: `gradient`, as backward leaves it; `pushed`, as the
+    optimizer receives it; `buffers`; and, from the chief, `values` and `state` of the whole job.
     """
 
-    task: str
-    step: int = 0
-    weight: float = 0.0
+    task: str = ""
+    step: int = 0  # the global step that the update has made
+    weight: float = 0.0  # the number of examples that the gradient is the mean of
+    # whether the computed gradients are multiplied by the weights already, so that their plain mean
+    # is that of all examples
     weighed: bool = False
+    # the positions of the examples; none where an earlier step of another optimizer has them, and
+    # where the program makes its own batches
     spans: tuple[tuple[int, int], ...] = ()
-    dealt: bool = False
-    examples: list[list[int]] = []
-    marks: list[list[float]] = []
-    shapes: list[str] = []
-    losses: list[float] = []
-    line: str = ""
-    settings: list[dict[str, float]] = []
-    drew: list[str] = []
-    notes: list[str] = []
-    layers: dict[str, str] = {}
-    unreached: list[str] = []
-    computed: Sketches = {}
-    pushed: Sketches = {}
-    buffers: Sketches = {}
-    values: Sketches = {}
-    state: Sketches = {}
+    dealt: bool = False  # whether the job has dealt the program a batch
+    # for each call of the model, the shapes of the inputs of one example, and a number for each
+    calls: list[tuple[str, list[float]]] = []
+    losses: list[float] = []  # of each `backward()`, in order
+    line: str = ""  # of the program, which made the step
+    settings: dict[str, float] = {}  # the numbers of the optimizer's parameter groups
+    eps: float = 0.0  # of the lowest precision that was computed in so far
+    drew: list[str] = []  # where the program drew, other than by dropout: `model`, `loop`
+    notes: list[str] = []  # what was changed for the comparison
+    layers: dict[str, str] = {}  # the kinds of layers that depend on the whole batch, by name
+    unreached: list[str] = []  # the parameters without a gradient
+    tensors: dict[str, Sketch] = {}
+    # by parameter, the share of the elements with a gradient that the step left as they were
     unmoved: dict[str, float] = {}
-    hooks: dict[str, int] = {}
-    batches: int = 0
-    nature: str = ""
+    hooks: list[str] = []  # the hooks of the program that were called
+    batches: int = 0  # before the first step: how many batches one global step is made of
+    nature: str = ""  # before the first step: why the job cannot equal one process
+    workers: list[Record] = []  # of a joined one: those that had examples, in their order
+
+    def kind(self, kind: str) -> dict[str, Sketch]:
+        """Returns the sketches of one kind of tensors, by name."""
+        prefix = f"{kind}/"
+        found = self.tensors.items()
+        return {key.removeprefix(prefix): each for key, each in found if key.startswith(prefix)}
 
 
-class RecordFile:
-    """Appends records to the file of one worker."""
-
-    def __init__(self, directory: Path, task: str) -> None:
-        name = task.replace(":", "-").replace("/", "-")
-        self._file = (directory / f"{name}.records").open("ab", buffering=0)
-
-    def append(self, record: Record) -> None:
-        data = msgspec.msgpack.encode(record)
-        self._file.write(len(data).to_bytes(_LENGTH, "little") + data)
-
-    def close(self) -> None:
-        self._file.close()
+def write_record(directory: Path, record: Record) -> None:
+    """Writes a record into a file of its own."""
+    name = record.task.replace(":", "-").replace("/", "-")
+    part = directory / f"{name}.part"
+    part.write_bytes(msgspec.msgpack.encode(record))
+    part.rename(directory / f"{name}-{record.step}.record")
 
 
 def read_records(directory: Path) -> dict[int, list[Record]]:
-    """Returns the records of all workers, by step; a record that is cut at the end is left out."""
+    """Returns the records of all workers, by step."""
     found: dict[int, list[Record]] = {}
-    for path in sorted(directory.glob("*.records")):
-        for record in _records(path.read_bytes()):
-            found.setdefault(record.step, []).append(record)
+    for path in sorted(directory.glob("*.record")):
+        record = msgspec.msgpack.decode(path.read_bytes(), type=Record)
+        found.setdefault(record.step, []).append(record)
     return dict(sorted(found.items()))
 
 
-def _records(data: bytes) -> Iterator[Record]:
-    place = 0
-    while place + _LENGTH <= len(data):
-        size = int.from_bytes(data[place : place + _LENGTH], "little")
-        place += _LENGTH
-        if place + size > len(data):
-            return
-        decoded: Any = msgspec.msgpack.decode(data[place : place + size], type=Record)
-        yield decoded
-        place += size
+def joined(records: Mapping[int, Sequence[Record]]) -> dict[int, Record]:
+    """Returns each step as one process would have made it: sums, and means over the examples.
+
+    Of values and buffers it has the movement since the beginning.
+    """
+    steps = {number: _joined(number, each) for number, each in records.items()}
+    begin = next((each.tensors for each in steps.values() if each.kind("values")), {})
+    for step in steps.values():
+        for key, now in step.tensors.items():
+            before = begin.get(key, now)
+            if key.startswith(("values/", "buffers/")) and before.count == now.count:
+                step.tensors[key] = combined((1.0, now), (-1.0, before))
+    return steps
+
+
+def _joined(number: int, records: Sequence[Record]) -> Record:
+    part = [each for each in records if each.weight > 0] or list(records)
+    part.sort(key=lambda each: (each.spans[:1], each.task))
+    weights = [each.weight for each in part]
+    plain = [1.0 if each.weighed else each.weight for each in part]
+    reduced = part[:1] if part[0].weighed else part
+    chief = [each for each in records if each.kind("values")][:1]
+    several = [each.losses for each in part]
+    columns = list(zip(*several, strict=True)) if len(set(map(len, several))) == 1 else []
+    return Record(
+        step=number,
+        weight=sum(weights),
+        spans=_united([span for each in part for span in each.spans]),
+        calls=_calls(part),
+        losses=[sum(map(mul, weights, each)) / sum(weights) for each in columns if sum(weights)],
+        line=part[0].line,
+        settings=part[0].settings,
+        eps=max(each.eps for each in part),
+        tensors={
+            **_means("gradient", part, plain),
+            **_means("pushed", reduced, weights),
+            **_means("buffers", records, [1.0] * len(records)),
+            **_means("values", chief, [1.0]),
+            **_means("state", chief, [1.0]),
+        },
+        workers=part,
+    )
+
+
+def _means(kind: str, records: Sequence[Record], weights: Sequence[float]) -> dict[str, Sketch]:
+    """Returns the weighted means of tensors; one that is missing counts as zeros."""
+    pairs = [(w, each.tensors) for w, each in zip(weights, records, strict=False) if w]
+    total = sum(weight for weight, _ in pairs)
+    keys = dict.fromkeys(key for _, each in pairs for key in each if key.startswith(f"{kind}/"))
+    return {k: combined(*((w / total, each[k]) for w, each in pairs if k in each)) for k in keys}
+
+
+def _calls(part: Sequence[Record]) -> list[tuple[str, list[float]]]:
+    """Returns what is known of all examples of each call of the model.
+
+    Where shapes differ, by padding, the same examples have other contents: nothing is compared.
+    """
+    several = [each.calls for each in part]
+    if len(set(map(len, several))) != 1:
+        return []
+    return [
+        (
+            calls[0][0] if len({shape for shape, _ in calls}) == 1 else "",
+            [number for _, numbers in calls for number in numbers],
+        )
+        for calls in zip(*several, strict=True)
+    ]
+
+
+def _united(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Returns spans with those that touch made one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return tuple(found)

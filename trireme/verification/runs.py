@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO
 
 import msgspec
 
@@ -26,45 +28,52 @@ from trireme.launch.exit_reason import INTERRUPTED
 from trireme.launch.output import Console
 from trireme.launch.process_setup.program import program_name
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
-from trireme.verification.joined import Step, joined
-from trireme.verification.record import Record, read_records
+from trireme.verification.record import Record, joined, read_records
 from trireme.verification.recorder import INITIAL
 
-_LAST_LINES = 15
-
-RecorderSettings: TypeAlias = Mapping[str, str | int | float]
+_ORIGIN = "trireme verify"
+_FAILED = ". First "  # begins the cause in the launcher's report
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a run has recorded.
+    """What a run has recorded."""
 
-    Attributes:
-        records: by step, of each worker.
-        steps: the same, joined into those of one process.
-        status: the exit status; 0 where it has made all steps.
-        output: the last lines that its processes printed.
-        directory: where its files are.
-    """
-
-    records: dict[int, list[Record]]
-    status: int
-    output: list[str]
     directory: Path
-    steps: dict[int, Step] = field(init=False)
+    status: int  # of its processes; 0 where it has made all steps
+    output: Sequence[str]  # the lines that they printed
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", joined(self.records))
+    @cached_property
+    def records(self) -> dict[int, list[Record]]:
+        """By step, of each worker."""
+        return read_records(self.directory)
+
+    @cached_property
+    def steps(self) -> dict[int, Record]:
+        """The same, joined into those of one process."""
+        return joined(self.records)
+
+    @property
+    def last(self) -> int:
+        """The last step that it has made."""
+        return max(self.records, default=0)
+
+    @property
+    def every(self) -> list[Record]:
+        return [each for several in self.records.values() for each in several]
 
     def ended_before(self, step: int) -> bool:
         """Whether it has failed before a step; a program may end earlier by itself."""
-        return len(self.records) < 2 or (self.status != 0 and max(self.records) < step)
+        return len(self.records) < 2 or (self.status != 0 and self.last < step)
 
     @property
-    def dealt(self) -> bool:
-        """Whether the job has dealt the examples of every step."""
-        every = [each for several in self.records.values() for each in several if each.weight > 0]
-        return all(each.dealt for each in every)
+    def cause(self) -> str:
+        """Why it has failed: as the launcher says it, or the error after the last traceback."""
+        told = [line.partition(_FAILED)[2] for line in self.output if _FAILED in line]
+        begin = max((n for n, e in enumerate(self.output) if "Traceback" in e), default=-1)
+        errors = [line for line in self.output[begin + 1 :] if line[:1].strip()]
+        errors = errors[:1] if begin >= 0 else errors[-1:]
+        return "".join(told[-1:] or errors) or "it made no step"
 
 
 class Runs:
@@ -74,109 +83,86 @@ class Runs:
         program: the program with its arguments, as after `trireme run`.
         steps: the global step at which every run ends.
         scratch: where the directories are.
-        environ: the environment of processes that stand for a job.
-        descriptors: that the program inherits, by what they are for.
     """
 
-    def __init__(
-        self,
-        program: Sequence[str],
-        steps: int,
-        scratch: Path,
-        environ: Mapping[str, str],
-        descriptors: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, program: Sequence[str], steps: int, scratch: Path) -> None:
         self.program = tuple(program)
         self.steps = steps
         self._scratch = scratch
-        self._environ = environ
-        self._descriptors = dict(descriptors or {})
 
     def job(
-        self,
-        task: TaskConfig,
-        settings: RecorderSettings,
-        *,
-        steps: int | None = None,
-        run_dir: Path | None = None,
+        self, task: TaskConfig, *, steps: int | None = None, run_dir: Path | None = None
     ) -> Run:
         """Runs the program as a job, as `trireme run` does.
 
         Args:
             task: what its tasks have in common.
-            settings: of the recorder.
             steps: the step at which it ends; by default that of all runs.
             run_dir: its run directory; by default a new one.
         """
-        directory = self._directory("job")
-        config = task.config.replaced("trireme verify", run_dir=str(run_dir or directory / "run"))
-        trial = Trial(
-            record=str(directory), most_steps=steps or self.steps, settings=dict(settings)
-        )
+        directory = Path(tempfile.mkdtemp(prefix="job-", dir=self._scratch))
+        config = task.config.replaced(_ORIGIN, run_dir=str(run_dir or directory / "run"))
+        trial = Trial(record=str(directory), most_steps=steps or self.steps)
         task = msgspec.structs.replace(task, job=fresh_job(), config=config, trial=trial)
         out = io.StringIO()
         status = start(task, self.program, program_name(self.program), Console(out, out, {}))
-        if status == INTERRUPTED:  # by Ctrl-C, which ends all of it
+        if status == INTERRUPTED:  # by a signal, which ends all of it
             raise KeyboardInterrupt
-        return _run(directory, status, out.getvalue())
+        return Run(directory, status, out.getvalue().splitlines())
 
     def reference(
-        self, first: Run, settings: RecorderSettings, *, joined: int = 1, replicas: int = 1
+        self, job: Run, task: TaskConfig, settings: Mapping[str, int], batches: tuple[int, int]
     ) -> Run:
         """Runs the program as one process that stands for a job, or as one for each worker.
 
         Args:
-            first: the job, whose first values it begins with.
+            job: the job, with whose first values it begins.
+            task: what the job's tasks have in common.
             settings: of the recorder.
-            joined: how many batches of the job make one batch here.
-            replicas: how many processes there are; each has the batches of one worker.
+            batches: how many batches of the job make one here; how many processes there are, each
+                of which has the batches of one worker.
         """
-        directory = self._directory("reference")
-        given = {"initial": str(first.directory / INITIAL), **settings}
-        threads = threads_of_task(self._environ, max(replicas, 2))
-        started, logs = [], []
-        for replica in range(replicas):
-            trial = Trial(
-                record=str(directory),
-                most_steps=self.steps,
-                joined=joined,
-                replica=replica,
-                replicas=max(joined, replicas),
-                settings=given,
-            )
-            log = directory / f"output-{replica}.txt"
-            logs.append(log)
-            started.append(self._process(directory, trial, log, replica, threads))
-        try:
-            status = max([process.wait() for process in started], key=abs)
-        finally:
-            for process in started:
-                process.kill()
-        return _run(directory, status, "".join(log.read_text("utf-8", "replace") for log in logs))
-
-    def _process(
-        self, directory: Path, trial: Trial, log: Path, replica: int, threads: int
-    ) -> subprocess.Popen[bytes]:
-        config = JobConfig().replaced(
-            "trireme verify", strategy="async", run_dir=str(directory / f"run-{replica}")
+        directory = Path(tempfile.mkdtemp(prefix="reference-", dir=self._scratch))
+        trial = Trial(
+            record=str(directory),
+            most_steps=self.steps,
+            joined=batches[0],
+            replicas=max(batches),
+            settings={"initial": str(job.directory / INITIAL), **settings},
         )
+        processes: list[subprocess.Popen[bytes]] = []
+        with (directory / "output").open("w+b") as output:
+            try:
+                for replica in range(batches[1]):
+                    processes.append(self._start(task, trial, replica, output))
+                status = max([process.wait() for process in processes], key=abs)
+            finally:
+                for process in processes:
+                    process.kill()
+                    process.wait()
+            output.seek(0)
+            return Run(directory, status, output.read().decode("utf-8", "replace").splitlines())
+
+    def _start(
+        self, job: TaskConfig, trial: Trial, replica: int, output: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        threads = threads_of_task(os.environ, 2)
         task = TaskConfig(
-            job=fresh_job(), config=config, trial=trial, threads=threads, index=replica
-        ).inheriting(**self._descriptors)
-        variables = {**thread_variables(self._environ, threads), TASK_VARIABLE: encode_task(task)}
-        with log.open("wb") as file:
-            return subprocess.Popen(
-                [sys.executable, *self.program],
-                env={**self._environ, **variables},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                pass_fds=list(self._descriptors.values()),
-            )
-
-    def _directory(self, name: str) -> Path:
-        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self._scratch))
-
-
-def _run(directory: Path, status: int, output: str) -> Run:
-    return Run(read_records(directory), status, output.splitlines()[-_LAST_LINES:], directory)
+            job=fresh_job(),
+            index=replica,
+            config=JobConfig().replaced(
+                _ORIGIN, strategy="async", run_dir=f"{trial.record}/run-{replica}"
+            ),
+            descriptors=job.descriptors,
+            threads=threads,
+            trial=msgspec.structs.replace(trial, replica=replica),
+        )
+        variables = thread_variables(os.environ, threads) | {TASK_VARIABLE: encode_task(task)}
+        return subprocess.Popen(
+            [sys.executable, *self.program],
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=list(task.descriptors.values()),
+        )

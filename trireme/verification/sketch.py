@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TypeAlias
 
 import msgspec
 import torch
@@ -20,87 +18,84 @@ import torch
 _MARKS = 16
 _COLUMNS = 4096
 _ROWS = 256  # that are in memory as float64 at a time
+FLOAT32 = 2.0**-23
+"""The precision of float32."""
+_PLACES = 65_521  # by which the places of elements are told apart; a prime
 
 
 class Sketch(msgspec.Struct, frozen=True, array_like=True):
     """What stands for a tensor."""
 
-    marks: tuple[float, ...]  # its products with vectors of random signs
+    marks: tuple[float, ...]  # the products of its finite elements with vectors of random signs
     count: int = 0  # of elements
-    dtype: str = ""
+    # the norm of one unit in the last place of every element; 0 of dtypes that are narrower than
+    # float32, whose rounding is no measure
+    last: float = 0.0
+    broken: float = 0.0  # tells which elements are NaN or infinite; 0 where none are
 
     @property
     def norm(self) -> float:
-        """The L2 norm of the tensor, estimated."""
-        return _root_mean_square(self.marks)
-
-    @property
-    def eps(self) -> float:
-        """The distance of 1 from the next number of the tensor's dtype; 0 of integers."""
-        dtype = getattr(torch, self.dtype, torch.float32)
-        return float(torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
-
-
-Sketches: TypeAlias = dict[str, Sketch]
-"""Sketches of tensors by name."""
+        """The L2 norm of the tensor's finite elements, estimated."""
+        return math.hypot(*self.marks) / math.sqrt(len(self.marks))
 
 
 def sketch(tensor: torch.Tensor) -> Sketch:
-    """Returns the sketch of a tensor of any shape, real dtype and device."""
-    flat = tensor.detach().reshape(-1)
+    """Returns the sketch of a tensor of any shape, dtype and device."""
+    tensor = as_real(tensor)
+    flat, broken = tensor.reshape(-1), 0.0
     marks = torch.zeros(_MARKS, dtype=torch.float64)
     columns = _signs(0, _COLUMNS)
     size = _ROWS * _COLUMNS
     for number, first in enumerate(range(0, flat.numel(), size)):
         part = flat[first : first + size].to("cpu", torch.float64)
+        places = (~part.isfinite()).nonzero().squeeze(1)
+        kinds = part[places].nan_to_num(nan=1.0, posinf=2.0, neginf=3.0)
+        broken += float((kinds * (1 + (first + places) % _PLACES)).sum())
+        part = part.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         whole = torch.nn.functional.pad(part, (0, -len(part) % _COLUMNS)).view(-1, _COLUMNS)
         rows = _signs(1 + number, _ROWS)[: len(whole)]
         marks += ((whole @ columns) * rows).sum(0)
-    return Sketch(tuple(marks.tolist()), flat.numel(), str(tensor.dtype).removeprefix("torch."))
+    found = Sketch(tuple(marks.tolist()), flat.numel(), 0.0, broken)
+    eps = precision(tensor.dtype)
+    return found if eps > FLOAT32 else msgspec.structs.replace(found, last=eps * found.norm)
+
+
+def precision(dtype: torch.dtype) -> float:
+    """Returns the distance from 1 to the next number of a dtype; 0 of integers."""
+    return torch.finfo(dtype).eps if dtype.is_floating_point or dtype.is_complex else 0.0
+
+
+def as_real(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the numbers of a tensor: of complex ones both parts."""
+    tensor = tensor.detach()
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def combined(*parts: tuple[float, Sketch]) -> Sketch:
+    """Returns the sketch of the sum of tensors, each times a factor."""
+    first = parts[0][1]
+    factors = [factor for factor, _ in parts]
+    columns = zip(*(each.marks for _, each in parts), strict=True)
+    marks = tuple(sum(map(operator.mul, factors, column)) for column in columns)
+    broken = next((each.broken for _, each in parts if each.broken), 0.0)
+    return Sketch(marks, first.count, first.last, broken)
 
 
 def distance(one: Sketch, other: Sketch) -> float:
-    """Returns the L2 norm of the difference of two tensors, estimated; infinite for NaN."""
-    if one.count != other.count:
+    """Returns the L2 norm of the difference of two tensors, estimated.
+
+    It is infinite where their shapes differ, or other elements are NaN or infinite.
+    """
+    if (one.count, one.broken) != (other.count, other.broken):
         return math.inf
-    found = _root_mean_square(a - b for a, b in zip(one.marks, other.marks, strict=True))
-    return math.inf if math.isnan(found) else found
+    return combined((1.0, one), (-1.0, other)).norm
 
 
-def means(parts: Iterable[tuple[float, Mapping[str, Sketch]]]) -> Sketches:
-    """Returns the weighted means of tensors by name; one that is missing counts as zeros."""
-    several = [(weight, each) for weight, each in parts if weight]
-    total = sum(weight for weight, _ in several)
-    found: Sketches = {}
-    for name in dict.fromkeys(name for _, each in several for name in each):
-        having = [(weight / total, each[name]) for weight, each in several if name in each]
-        columns = zip(*(one.marks for _, one in having), strict=True)
-        shares = [share for share, _ in having]
-        marks = tuple(sum(map(operator.mul, shares, column)) for column in columns)
-        found[name] = Sketch(marks, having[0][1].count, having[0][1].dtype)
-    return found
-
-
-def plus(one: Sketch, other: Sketch) -> Sketch:
-    """Returns the sketch of the sum of two tensors."""
-    marks = tuple(a + b for a, b in zip(one.marks, other.marks, strict=True))
-    return Sketch(marks, one.count, one.dtype)
-
-
-def minus(one: Sketch, other: Sketch) -> Sketch:
-    """Returns the sketch of the difference of two tensors."""
-    marks = tuple(a - b for a, b in zip(one.marks, other.marks, strict=True))
-    return Sketch(marks, one.count, one.dtype)
-
-
-def signs(count: int) -> torch.Tensor:
-    """Returns so many fixed random signs, as float64."""
-    return _signs(0, -(-count // _MARKS)).reshape(-1)[:count]
-
-
-def _root_mean_square(values: Iterable[float]) -> float:
-    squares = [value * value for value in values]
-    return math.sqrt(sum(squares) / len(squares))
+def marks_of(rows: torch.Tensor) -> list[float]:
+    """Returns one number of a sketch for each row."""
+    count = rows.shape[1]
+    signs = _signs(0, -(-count // _MARKS)).reshape(-1)[:count]
+    return (rows.nan_to_num() @ signs).tolist()
 
 
 @cache

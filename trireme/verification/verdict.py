@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import msgspec
+from typing import Literal
 
 from trireme.verification.compare import Comparison, Difference
 
 Outcome = Literal["same", "differs", "apart", "refused", "failed"]
 
 _WORDS: Mapping[Outcome, str] = {
-    "same": "the same",
-    "differs": "DIFFERS",
+    "same": "the same as {0.against}, in {1} steps",
+    "differs": "DIFFERS from {0.against}",
     "apart": "differs by its nature",
     "refused": "refused",
     "failed": "FAILED",
@@ -27,16 +26,8 @@ _STAGES = {
     "values": "the values of",
     "buffers": "the buffer",
     "state": "the optimizer's state",
+    "steps": "one run has no such step",
 }
-
-
-@dataclass(frozen=True)
-class Exact:
-    """The element of a tensor that differs most, in both runs."""
-
-    index: tuple[int, ...]
-    job: float
-    reference: float
 
 
 @dataclass(frozen=True)
@@ -46,12 +37,11 @@ class Verdict:
     Attributes:
         name: the job, such as `sync, 1 server, 2 workers`.
         outcome: `same`; `differs`; `apart`: it cannot equal one process, by its nature; `refused`:
-            the program or the launch cannot run so; `failed`: a run ended before its first step.
+            the program or the launch cannot run so; `failed`: a run ended before its last step.
         against: what it was compared with, such as `one process`.
         reason: why.
         comparison: the numbers; None where there are none.
-        exact: of the tensor that differs first, where it was looked at as a whole.
-        notes: what was changed for the comparison.
+        notes: what was changed for the comparison, or is to be known of it.
     """
 
     name: str
@@ -59,16 +49,12 @@ class Verdict:
     against: str = "one process"
     reason: str = ""
     comparison: Comparison | None = None
-    exact: Exact | None = None
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     @property
     def word(self) -> str:
-        return _WORDS[self.outcome]
-
-    @property
-    def first(self) -> Difference | None:
-        return None if self.comparison is None else self.comparison.first
+        steps = 0 if self.comparison is None else len(self.comparison.steps)
+        return _WORDS[self.outcome].format(self, steps)
 
     @property
     def distance(self) -> float | None:
@@ -78,21 +64,9 @@ class Verdict:
 
     def lines(self) -> Iterator[str]:
         """Yields the verdict as lines of text."""
-        steps = 0 if self.comparison is None else len(self.comparison.steps)
-        if self.outcome == "same":
-            yield f"{self.name}: {self.word} as {self.against}, in {steps} steps"
-        elif self.outcome == "differs":
-            yield f"{self.name}: {self.word} from {self.against}"
-        else:
-            yield f"{self.name}: {self.word}"
-        if (first := self.first) is not None:
+        yield f"{self.name}: {self.word}"
+        if self.comparison is not None and (first := self.comparison.first) is not None:
             yield f"  first: step {first.step}, {described(first)}"
-            if self.exact is not None:
-                index = list(self.exact.index)
-                yield (
-                    f"  most at element {index}: {self.exact.job:.9g} in the job, "
-                    f"{self.exact.reference:.9g} in {self.against}"
-                )
         if self.reason:
             yield f"  why: {self.reason}"
         if self.comparison is not None and self.distance is not None:
@@ -101,16 +75,6 @@ class Verdict:
                 f"has moved them; tolerance of gradients {self.comparison.tolerance:.1e}"
             )
         yield from (f"  note: {note}" for note in self.notes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the verdict as JSON has it."""
-        made: dict[str, Any] = msgspec.to_builtins(self, str_keys=True)
-        return made
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Verdict:
-        """Returns the verdict of which `as_dict` has made this."""
-        return msgspec.convert(data, cls, str_keys=True)
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -121,13 +85,15 @@ def described(difference: Difference) -> str:
     what = f"{_STAGES[difference.stage]} {difference.name}".strip()
     if difference.stage == "examples":
         return f"{what} ({difference.distance:.0f} of {difference.reference:.0f})"
-    if difference.stage in ("loss", "settings"):
+    if difference.stage in ("loss", "settings", "steps"):
         both = f"{difference.job:.9g} and {difference.reference:.9g}"
         return f"{what} ({both}; at most {difference.allowed:.1e} apart is allowed)"
-    return (
-        f"{what} ({difference.relative:.1e} of its norm apart; "
-        f"{difference.allowed / max(difference.reference, 1e-300):.1e} is allowed)"
-    )
+    if not math.isfinite(difference.distance):
+        return f"{what} (other elements are NaN or infinite, or it has another shape)"
+    of = "its movement" if difference.stage in ("values", "buffers") else "its norm"
+    norm = max(difference.reference, 1e-300)
+    apart, allowed = difference.distance / norm, difference.allowed / norm
+    return f"{what} ({apart:.1e} of {of} apart; {allowed:.1e} is allowed)"
 
 
 def exit_status(verdicts: list[Verdict]) -> int:
@@ -135,5 +101,4 @@ def exit_status(verdicts: list[Verdict]) -> int:
     outcomes = {each.outcome for each in verdicts}
     if "differs" in outcomes:
         return 1
-    none = not outcomes - {"refused"}
-    return 3 if "failed" in outcomes or none else 0
+    return 3 if "failed" in outcomes or outcomes == {"refused"} else 0

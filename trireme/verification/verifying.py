@@ -3,199 +3,177 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
-from safetensors.torch import load_file
-
+from trireme.cli.command import number
+from trireme.errors import UsageError
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import TaskConfig
-from trireme.verification.compare import Comparison, Difference, compare
-from trireme.verification.joined import Step
+from trireme.launch.engines import ENGINES
+from trireme.verification.compare import Difference, compare
 from trireme.verification.reasons import Case, reason, reason_of_resume
+from trireme.verification.record import Record, joined
 from trireme.verification.recorder import INITIAL
-from trireme.verification.runs import RecorderSettings, Run, Runs
-from trireme.verification.verdict import Exact, Verdict
+from trireme.verification.runs import Run, Runs
+from trireme.verification.verdict import Verdict
 
-_KINDS = {"gradient": "computed", "values": "values", "buffers": "buffers", "state": "state"}
-_PARTS_OF_EXAMPLES = ("tensor", "pipeline", "graph")
-"""The strategies under which a layer sees pieces of a batch, or parts of its inputs."""
+_SAME_BATCHES = (
+    "all workers train on the same batches, and each computes what the others do: divide the data "
+    "by optimizer.replica, or have the job deal it, by optimizer.epochs"
+)
+
+
+class Limits(NamedTuple):
+    """How far jobs are compared."""
+
+    steps: int
+    stop_at: int  # after which a job is stopped and resumed; 0 where none is
+    tolerance: float | None  # of gradients, relative; None derives it
+
+
+def limits_of(dashes: str, steps: Any, stop_at: Any, tolerance: Any) -> Limits:
+    """Returns what options say, whose names begin so; raises `UsageError` where one is wrong."""
+
+    def checked(name: str, value: Any, most: float, whole: bool = True) -> float:
+        what = f"a {'whole ' * whole}number above 0 and below {most:.0f}"
+        return number(
+            dashes + (name.replace("_", "-") if dashes else name),
+            str(value),
+            what,
+            lambda it: 0 < it < most and (it % 1 == 0 or not whole),
+        )
+
+    last = int(checked("steps", steps, 1e6))
+    stop = 0 if stop_at is None else int(checked("stop_at", stop_at, last))
+    near = None if tolerance is None else checked("tolerance", tolerance, 1, whole=False)
+    return Limits(last, stop, near)
 
 
 class Verifier:
     """Compares jobs of one program with one process.
 
     Args:
-        runs: runs the program.
-        tolerance: relative, of gradients; None derives it.
+        program: the program with its arguments, as after `trireme run`.
+        limits: how far.
+        scratch: a directory for the files of the runs.
         say: told what is done.
     """
 
     def __init__(
-        self, runs: Runs, tolerance: float | None = None, say: Callable[[str], None] = print
+        self, program: Sequence[str], limits: Limits, scratch: Path, say: Callable[[str], object]
     ) -> None:
-        self._runs = runs
-        self._tolerance = tolerance
+        self._limits = limits
+        self._runs = Runs(program, limits.steps, scratch)
+        self._compare = partial(compare, tolerance=limits.tolerance)
         self._say = say
         self._references: dict[tuple[Any, ...], Run] = {}
 
-    def verify(self, name: str, task: TaskConfig) -> Verdict:
-        """Compares a job with one process that has the same examples."""
-        settings = _settings(task.config)
+    def verify(self, task: TaskConfig) -> Verdict:
+        """Compares a job with one process, or, stopped and resumed, with itself."""
+        on, name = task.config.launch.on, name_of(task.config)
+        if not ENGINES.load(on).one_host:
+            raise UsageError(f"trireme verify --on {on}: runs are compared on this host alone")
+        if self._limits.stop_at:
+            return self._with_itself(name, task, self._limits.stop_at)
+        return self._with_one_process(name, task)
+
+    def _with_one_process(self, name: str, task: TaskConfig) -> Verdict:
         self._say(f"{name}: {self._runs.steps} steps as a job")
-        job = self._runs.job(task, settings)
-        begin = next((r for each in job.records.values() for r in each if r.batches), None)
+        job = self._runs.job(task)
+        begin = next((each for each in job.every if each.batches), None)
         if begin is None or job.ended_before(self._runs.steps):
             return _failed(name, job)
-        joined, replicas = (begin.batches, 1) if job.dealt else (1, begin.batches)
-        if begin.nature:
-            joined = replicas = 1
-        again = partial(self._reference, job, joined, replicas, settings)
-        reference = again({})
+        dealt = all(each.dealt for each in job.every if each.weight > 0)
+        batches = (begin.batches, 1) if dealt else (1, begin.batches)
+        again = partial(self._reference, job, task, (1, 1) if begin.nature else batches)
+        reference = again()
         if reference.ended_before(self._runs.steps):
             return _failed(f"{name}: as one process", reference)
-        against = "one process"
-        if replicas > 1:
-            against = f"one process for each of {replicas} loops, with their gradients joined"
-        notes = tuple(sorted({n for each in job.records.values() for r in each for n in r.notes}))
-        found = self._compare(job.steps, reference.steps)
+        notes = {note for each in (*job.every, *reference.every) for note in each.notes}
+        if _same_batches(job):
+            notes.add(_SAME_BATCHES)
+        against, found = "one process", self._compare(job.steps, reference.steps)
         if begin.nature:
-            return Verdict(name, "apart", against, begin.nature, _unjudged(found), notes=notes)
+            found = replace(found, found=())
+            return Verdict(name, "apart", against, begin.nature, found, sorted(notes))
+        if not dealt and begin.batches > 1:
+            against += f" for each of {begin.batches} loops, with their gradients joined"
         repeated = None
         if found.first is not None:
             self._say(f"{name}: a difference; how far rounding leads, and a repetition")
-            grown = again({"perturb": 1})
-            found = self._compare(job.steps, reference.steps, grown.steps)
-            repeated = self._compare(again({"again": 1}).steps, reference.steps)
-        if found.first is None:
-            return Verdict(name, "same", against, "", found, notes=notes)
-        case = _case(found, job, reference, repeated)
-        exact = self._exact(found.first, task, settings, again)
-        return Verdict(name, "differs", against, reason(case), found, exact, notes)
+            found = self._compare(job.steps, reference.steps, grown=again(perturb=1).steps)
+            repeated = self._compare(again(again=1).steps, reference.steps)
+        if (first := found.first) is None:
+            return Verdict(name, "same", against, "", found, sorted(notes))
+        why = reason(Case(first, _at(job.steps, first), _at(reference.steps, first), repeated))
+        return Verdict(name, "differs", against, why, found, sorted(notes))
 
-    def verify_resume(self, name: str, task: TaskConfig, stop_at: int) -> Verdict:
+    def _with_itself(self, name: str, task: TaskConfig, stop_at: int) -> Verdict:
         """Compares a job that is stopped at a step and resumed with one that is not."""
-        settings = _settings(task.config)
-        self._say(f"{name}: {self._runs.steps} steps without a stop")
-        whole = self._runs.job(task, settings)
-        if whole.ended_before(self._runs.steps):
-            return _failed(name, whole)
-        self._say(f"{name}: stopped at step {stop_at}, and resumed")
-        run_dir = whole.directory / "resumed"
-        before = self._runs.job(task, settings, steps=stop_at, run_dir=run_dir)
-        after = self._runs.job(task, settings, run_dir=run_dir)
+        self._say(f"{name}: {self._runs.steps} steps without a stop; then one at step {stop_at}")
         name = f"{name}, stopped at step {stop_at} and resumed"
-        steps = {s: each for s, each in before.steps.items() if s <= stop_at}
-        steps |= {s: each for s, each in after.steps.items() if s > stop_at}
-        if before.ended_before(stop_at):
-            return _failed(name, before)
-        if after.ended_before(self._runs.steps) or max(steps) <= stop_at:
-            return _failed(name, after)
+        whole = self._runs.job(task)
+        run_dir = whole.directory / "resumed"
+        before = self._runs.job(task, steps=stop_at, run_dir=run_dir)
+        after = self._runs.job(task, run_dir=run_dir)
+        for run, last in ((whole, self._runs.steps), (before, stop_at), (after, self._runs.steps)):
+            if run.ended_before(last):
+                return _failed(name, run)
+        resumed = {step: each for step, each in before.records.items() if step <= stop_at}
+        resumed |= {step: each for step, each in after.records.items() if step > stop_at}
+        steps, against = joined(resumed), "the job that was not stopped"
         found = self._compare(steps, whole.steps)
-        against = "the job that was not stopped"
-        if found.first is None:
+        if (first := found.first) is None:
             return Verdict(name, "same", against, "", found)
-        first = found.first
-        case = Case(first, found.found, steps[first.step], whole.steps[first.step])
+        case = Case(first, _at(steps, first), _at(whole.steps, first))
         return Verdict(name, "differs", against, reason_of_resume(case, stop_at), found)
 
-    def _compare(
-        self,
-        job: Mapping[int, Step],
-        reference: Mapping[int, Step],
-        grown: Mapping[int, Step] | None = None,
-    ) -> Comparison:
-        return compare(job, reference, grown=grown, tolerance=self._tolerance)
-
     def _reference(
-        self,
-        job: Run,
-        joined: int,
-        replicas: int,
-        settings: RecorderSettings,
-        more: RecorderSettings,
+        self, job: Run, task: TaskConfig, batches: tuple[int, int], **settings: int
     ) -> Run:
         """Returns the run of one process; jobs that begin alike have the same."""
-        settings = {**settings, **more}
         begin = hashlib.sha256((job.directory / INITIAL).read_bytes()).hexdigest()
-        key = (begin, joined, replicas, *sorted(settings.items()))
+        key = (begin, batches, *settings)
         if key not in self._references:
             self._say(f"{self._runs.steps} steps as one process")
-            made = self._runs.reference(job, settings, joined=joined, replicas=replicas)
-            self._references[key] = made
+            self._references[key] = self._runs.reference(job, task, settings, batches)
         return self._references[key]
 
-    def _exact(
-        self,
-        first: Difference,
-        task: TaskConfig,
-        settings: RecorderSettings,
-        again: Callable[[RecorderSettings], Run],
-    ) -> Exact | None:
-        """Runs both again, and compares the tensor that differs first as a whole."""
-        if first.stage not in _KINDS:
-            return None
-        whole = {"whole": f"{first.step}/{_KINDS[first.stage]}/{first.name}"}
-        self._say(f"looking at {first.name} of step {first.step} as a whole")
-        mine = _whole(self._runs.job(task, {**settings, **whole}, steps=first.step), first)
-        other = _whole(again(whole), first)
-        if mine is None or other is None or mine.shape != other.shape:
-            return None
-        place = int((mine - other).abs().argmax())
-        index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), mine.shape))
-        return Exact(index, float(mine.reshape(-1)[place]), float(other.reshape(-1)[place]))
 
-
-def _case(found: Comparison, job: Run, reference: Run, repeated: Comparison | None) -> Case:
-    assert found.first is not None
-    step = found.first.step
-    return Case(found.first, found.found, job.steps[step], reference.steps[step], repeated)
-
-
-def _unjudged(found: Comparison) -> Comparison:
-    return Comparison(found.steps, (), found.curve, found.tolerance)
+def name_of(config: JobConfig) -> str:
+    """Returns the name of a job, such as `sync, ps=1, workers=2`."""
+    tasks = config.tasks
+    options: dict[str, Any] = {
+        "ps": tasks.ps,
+        "replicas": max(0, tasks.replicas - 1) and tasks.replicas,
+    }
+    options |= {"workers": tasks.workers, "mesh": config.model.mesh}
+    words = [f"{name}={value}" for name, value in options.items() if value]
+    return ", ".join([config.training.strategy or "the program's strategy", *words])
 
 
 def _failed(name: str, run: Run) -> Verdict:
     """Returns the verdict on a run that has ended before its last step."""
-    error = next((line for line in reversed(run.output) if "error: " in line), "")
-    text = error.partition("error: ")[2] or "\n    ".join(run.output) or "it made no step"
-    made = max(run.records, default=0)
-    if run.status == 2 and error and not made:
-        return Verdict(name, "refused", reason=text)
-    return Verdict(
-        name, "failed", reason=f"it ended with status {run.status} at step {made}: {text}"
+    if run.status == 2 and not run.last:
+        return Verdict(name, "refused", reason=run.cause)
+    why = f"it ended with status {run.status} after step {run.last}: {run.cause}"
+    return Verdict(name, "failed", reason=why)
+
+
+def _at(steps: Mapping[int, Record], first: Difference) -> Record:
+    """Returns the step that differs; of a run that has ended before, its last."""
+    return steps.get(first.step) or steps[max(steps)]
+
+
+def _same_batches(job: Run) -> bool:
+    """Whether each worker of a job has made the same batches itself, in every step."""
+    several = [each for each in job.records.values() if len(each) > 1 and each[0].weight > 0]
+    return bool(several) and all(
+        not one.dealt and one.calls == each[0].calls and any(marks for _, marks in one.calls)
+        for each in several
+        for one in each
     )
-
-
-def _settings(config: JobConfig) -> RecorderSettings:
-    """Returns the settings of the recorder: whether masks of dropout can follow the examples."""
-    axes = config.model.mesh
-    splits = config.training.strategy in _PARTS_OF_EXAMPLES or any(
-        axis in axes for axis in ("tp", "pp", "graph")
-    )
-    return {"dropout": "off"} if splits else {}
-
-
-def _whole(run: Run, first: Difference) -> torch.Tensor | None:
-    """Returns a tensor of a step as a whole: of gradients, their mean over the workers."""
-    records = {each.task: each for each in run.records.get(first.step, [])}
-    parts: list[tuple[float, torch.Tensor]] = []
-    for path in sorted(run.directory.glob("whole-*.safetensors")):
-        worker = records.get(_task_of(path))
-        weight = 1.0 if worker is None or worker.weighed else worker.weight
-        tensor = next(iter(load_file(path).values())).to(torch.float64)
-        if first.stage != "gradient":
-            return tensor
-        parts.append((weight, tensor))
-    total = sum(weight for weight, _ in parts)
-    if not total:
-        return None
-    return torch.stack([tensor * (weight / total) for weight, tensor in parts]).sum(0)
-
-
-def _task_of(path: Path) -> str:
-    return path.stem.removeprefix("whole-").replace("-", ":", 1).replace("-", "/")
