@@ -22,10 +22,9 @@ class Meeting:
     """The processes of a trial, which meet in a directory."""
 
     def __init__(self, directory: Path, trial: Trial) -> None:
-        torch_distributed: Any = distributed
-        store = torch_distributed.FileStore(str(directory / "meeting"), trial.replicas)
-        gloo = torch_distributed.ProcessGroupGloo
-        self._group = gloo(store, trial.replica, trial.replicas, _WAIT)
+        torch: Any = distributed
+        store = torch.FileStore(str(directory / "meeting"), trial.replicas)
+        self._group = torch.ProcessGroupGloo(store, trial.replica, trial.replicas, _WAIT)
 
     def average(self, weight: float, parameters: Collection[nn.Parameter]) -> float:
         """Replaces gradients by their mean over all processes, weighed by numbers of examples.

@@ -21,13 +21,9 @@ class Record(msgspec.Struct, kw_only=True):
     task: str = ""
     step: int = 0  # the global step that the update has made
     weight: float = 0.0  # the number of examples that the gradient is the mean of
-    # whether the computed gradients are multiplied by the weights already, so that their plain mean
-    # is that of all examples
-    weighed: bool = False
-    # the positions of the examples; none where an earlier step of another optimizer has them, and
-    # where the program makes its own batches
-    spans: tuple[tuple[int, int], ...] = ()
-    dealt: bool = False  # whether the job has dealt the program a batch
+    weighed: bool = False  # whether computed gradients are multiplied by the weights already
+    positions: list[int] = []  # of the examples that the job has dealt
+    dealt: bool = False  # whether it has dealt any; with two optimizers one of them has these
     # for each call of the model, the shapes of the inputs of one example, and a number for each
     calls: list[tuple[str, list[float]]] = []
     losses: list[float] = []  # of each `backward()`, in order
@@ -37,11 +33,9 @@ class Record(msgspec.Struct, kw_only=True):
     drew: list[str] = []  # where the program drew, other than by dropout: `model`, `loop`
     notes: list[str] = []  # what was changed for the comparison
     layers: dict[str, str] = {}  # the kinds of layers that depend on the whole batch, by name
+    hooks: list[str] = []  # the parameters with hooks of the program
     unreached: list[str] = []  # the parameters without a gradient
     tensors: dict[str, Sketch] = {}
-    # by parameter, the share of the elements with a gradient that the step left as they were
-    unmoved: dict[str, float] = {}
-    hooks: list[str] = []  # the hooks of the program that were called
     batches: int = 0  # before the first step: how many batches one global step is made of
     nature: str = ""  # before the first step: why the job cannot equal one process
     workers: list[Record] = []  # of a joined one: those that had examples, in their order
@@ -87,7 +81,7 @@ def joined(records: Mapping[int, Sequence[Record]]) -> dict[int, Record]:
 
 def _joined(number: int, records: Sequence[Record]) -> Record:
     part = [each for each in records if each.weight > 0] or list(records)
-    part.sort(key=lambda each: (each.spans[:1], each.task))
+    part.sort(key=lambda each: (each.positions[:1], each.task))
     weights = [each.weight for each in part]
     plain = [1.0 if each.weighed else each.weight for each in part]
     reduced = part[:1] if part[0].weighed else part
@@ -97,11 +91,12 @@ def _joined(number: int, records: Sequence[Record]) -> Record:
     return Record(
         step=number,
         weight=sum(weights),
-        spans=_united([span for each in part for span in each.spans]),
+        positions=sorted(place for each in part for place in each.positions),
         calls=_calls(part),
         losses=[sum(map(mul, weights, each)) / sum(weights) for each in columns if sum(weights)],
         line=part[0].line,
         settings=part[0].settings,
+        hooks=part[0].hooks,
         eps=max(each.eps for each in part),
         tensors={
             **_means("gradient", part, plain),
@@ -127,24 +122,7 @@ def _calls(part: Sequence[Record]) -> list[tuple[str, list[float]]]:
 
     Where shapes differ, by padding, the same examples have other contents: nothing is compared.
     """
-    several = [each.calls for each in part]
-    if len(set(map(len, several))) != 1:
+    if len({tuple(shape for shape, _ in each.calls) for each in part}) != 1:
         return []
-    return [
-        (
-            calls[0][0] if len({shape for shape, _ in calls}) == 1 else "",
-            [number for _, numbers in calls for number in numbers],
-        )
-        for calls in zip(*several, strict=True)
-    ]
-
-
-def _united(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Returns spans with those that touch made one."""
-    found: list[tuple[int, int]] = []
-    for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
-        else:
-            found.append((start, stop))
-    return tuple(found)
+    calls = zip(*(each.calls for each in part), strict=True)
+    return [(each[0][0], [number for _, numbers in each for number in numbers]) for each in calls]

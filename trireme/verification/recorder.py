@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,15 @@ from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import line_of_program
 from trireme.session.result import StepResult
 from trireme.session.worker.observer import Observer
-from trireme.tensors import is_dtensor, tensors_in, to_local
+from trireme.tensors import is_dtensor, tensors_in
 from trireme.verification.draws import states, turn_dropout_off
 from trireme.verification.meeting import Meeting
 from trireme.verification.record import Record, write_record
-from trireme.verification.sketch import FLOAT32, as_real, combined, marks_of, precision, sketch
+from trireme.verification.sketch import as_real, combined, marks_of, precision, sketch
 
 INITIAL = "initial.safetensors"
 _MOST_EXAMPLES = 4096  # of a call of the model that are recorded
 _MIXED = 2_654_435_761  # spreads whole numbers, of which a bit more is another example
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 _NO_NUMBERS = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 
 
@@ -41,21 +39,17 @@ def open_recorder(worker: Any) -> Observer:
     return Observer(worker) if worker.task.trial is None else Recorder(worker, worker.task.trial)
 
 
-def nothing(*args: Any) -> None:
-    """Does nothing."""
-
-
 class Hook:
-    """A hook of a run that is compared; a copy of it, with its model, is the program's own."""
+    """A hook that records; in a copy of the model it does nothing."""
 
-    def __init__(self, call: Callable[..., Any], own: Callable[..., Any] = nothing) -> None:
-        self._call, self._own = call, own
+    def __init__(self, call: Callable[..., object] = lambda *_: None) -> None:
+        self._call = call
 
-    def __call__(self, *args: Any) -> Any:
-        return self._call(*args)
+    def __call__(self, *args: Any) -> None:
+        self._call(*args)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Hook, (self._own, self._own)
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
 
 
 class Recorder(Observer):
@@ -72,11 +66,9 @@ class Recorder(Observer):
         self._dealt = 0  # how many examples the program was dealt last
         self._states = states()
         self._hooked: set[int] = set()
-        self._narrow: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._own_hooks: list[str] = []  # the parameters with hooks of the program
         self._own_loop = True
         self._forward = False  # whether the model computes a loss that is recorded
-
-    # -- the beginning ---------------------------------------------------------------------------
 
     def on_start(self) -> None:
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -89,16 +81,10 @@ class Recorder(Observer):
         elif any(key.startswith("values/") for key in found):
             copies = {n: t.detach().cpu().contiguous().clone() for n, t in found.items()}
             save_file(copies, self._directory / INITIAL)
-        write_record(
-            self._directory,
-            Record(
-                task=self.worker.task.name,
-                step=self.worker.global_step,
-                batches=setup.settings.batches_per_step,
-                nature=_nature(setup),
-                tensors={key: sketch(each) for key, each in found.items()},
-            ),
-        )
+        begin = Record(task=self.worker.task.name, step=self.worker.global_step)
+        begin.batches, begin.nature = setup.settings.batches_per_step, _nature(setup)
+        begin.tensors = {key: sketch(each) for key, each in found.items()}
+        write_record(self._directory, begin)
         self._hook(setup.model)
         self._watch_program()
         self._states = states()
@@ -122,32 +108,17 @@ class Recorder(Observer):
             return
         for module in called_modules(model):
             if self._is_new(module):
-                for name, each in chain(model.named_modules(), model.named_parameters()):
-                    self._count(name or "the model", each)
                 module.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True)
                 module.register_forward_hook(Hook(self._after_forward))
         for name, parameter in self.worker.setup.trained.parameters.items():
             if parameter.requires_grad and self._is_new(parameter):
+                self._own_hooks += [name] if parameter._backward_hooks else []
                 parameter.register_hook(Hook(partial(self._computed, name)))
 
     def _is_new(self, hooked: object) -> bool:
         before = len(self._hooked)
         self._hooked.add(id(hooked))
         return len(self._hooked) > before
-
-    def _count(self, name: str, owner: nn.Module | nn.Parameter) -> None:
-        """Takes note when hooks of the program are called."""
-        for kind in _HOOKS:
-            hooks = getattr(owner, kind, None) or {}
-            for key, own in list(hooks.items()):
-                if not (getattr(own, "__module__", "") or "").startswith(("trireme.", "torch.")):
-                    what = f"{kind.strip('_').replace('_', ' ')[:-1]} of {name}"
-                    hooks[key] = Hook(partial(self._called, what, own), own)
-
-    def _called(self, what: str, own: Callable[..., Any], *args: Any) -> Any:
-        if what not in self._record.hooks:
-            self._record.hooks.append(what)
-        return own(*args)
 
     def _watch_program(self) -> None:
         """Records the loss of each `backward()` of a loop of the program's own, and autocast."""
@@ -165,8 +136,6 @@ class Recorder(Observer):
 
         torch.Tensor.backward = recorded  # type: ignore[assignment,method-assign]
         torch.autocast.__enter__ = entered  # type: ignore[method-assign]
-
-    # -- a step ----------------------------------------------------------------------------------
 
     def on_batch(self, batch: Batch) -> None:
         self._dealt = sum(stop - start for start, stop in batch.spans)
@@ -201,42 +170,32 @@ class Recorder(Observer):
         self._states = now
 
     def _computed(self, name: str, gradient: torch.Tensor) -> None:
-        if is_dtensor(gradient) or gradient.layout is not torch.strided:
-            return
-        key, found = f"gradient/{name}", self._record.tensors
-        mine = sketch(gradient)
-        found[key] = combined((1.0, found[key]), (1.0, mine)) if key in found else mine
+        if _is_plain(gradient):
+            key, found, mine = f"gradient/{name}", self._record.tensors, sketch(gradient)
+            found[key] = combined((1.0, found[key]), (1.0, mine)) if key in found else mine
 
     def before_update(self, weight: float, examples: Sequence[Span]) -> None:
         record, setup = self._record, self.worker.setup
         parameters = setup.trained.parameters
         record.weight = weight
-        record.spans = tuple((span.start, span.stop) for span in examples)
+        record.positions = [place for span in examples for place in range(span.start, span.stop)]
         record.dealt = self._dealt > 0
         record.weighed = not self._own_loop and setup.reducer is not None
         record.line = line_of_program()
         record.settings = dict(_settings(setup.optimizer.param_groups))
         record.layers = dict(_layers(setup.model))
+        record.hooks = [*self._own_hooks]
         record.unreached = [n for n, p in parameters.items() if p.grad is None and p.requires_grad]
         if self._meeting is not None:
             self._meeting.average(weight, parameters.values())
-        self._narrow.clear()
         for name, parameter in parameters.items():
-            gradient = parameter.grad
-            if gradient is None or gradient.layout is not torch.strided or is_dtensor(gradient):
-                continue
-            record.tensors[f"pushed/{name}"] = sketch(gradient)
-            eps = precision(parameter.dtype)
-            record.eps = max(record.eps, eps)
-            if eps > FLOAT32:
-                self._narrow[name] = parameter.detach().clone(), gradient.detach() != 0
+            record.eps = max(record.eps, precision(parameter.dtype))
+            if (gradient := parameter.grad) is not None and _is_plain(gradient):
+                record.tensors[f"pushed/{name}"] = sketch(gradient)
 
     def after_update(self) -> None:
-        record, parameters = self._record, self.worker.setup.trained.parameters
-        for name, (before, moves) in self._narrow.items():
-            still = (to_local(parameters[name].detach()) == before) & moves
-            record.unmoved[name] = float(still.sum() / max(1, int(moves.sum())))
-        record.tensors |= {key: sketch(each) for key, each in self._held(state=True).items()}
+        held = self._held(state=True)
+        self._record.tensors |= {key: sketch(each) for key, each in held.items()}
 
     def after_step(self, recorder: Any, result: StepResult, *, due: bool) -> None:
         record = self._record
@@ -298,6 +257,10 @@ def _nature(setup: TrainingSetup) -> str:
         (0 < rule.aggregate < workers, f"{name} leaves out the slowest of {workers} workers"),
     )
     return next((text for holds, text in why if holds), "")
+
+
+def _is_plain(gradient: torch.Tensor) -> bool:
+    return gradient.layout is torch.strided and not is_dtensor(gradient)
 
 
 def _numbers(rows: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,6 +33,7 @@ from trireme.verification.record import Record, joined, read_records
 from trireme.verification.recorder import INITIAL
 
 _ORIGIN = "trireme verify"
+_WARNS = " | warning: "
 _FAILED = ". First "  # begins the cause in the launcher's report
 
 
@@ -53,27 +55,22 @@ class Run:
         """The same, joined into those of one process."""
         return joined(self.records)
 
-    @property
-    def last(self) -> int:
-        """The last step that it has made."""
-        return max(self.records, default=0)
-
-    @property
-    def every(self) -> list[Record]:
-        return [each for several in self.records.values() for each in several]
-
     def ended_before(self, step: int) -> bool:
         """Whether it has failed before a step; a program may end earlier by itself."""
-        return len(self.records) < 2 or (self.status != 0 and self.last < step)
+        return len(self.records) < 2 or (self.status != 0 and max(self.records) < step)
 
-    @property
+    def notes(self) -> set[str]:
+        """Returns what was changed for the comparison, and what the job has warned of."""
+        warned = {line.partition(_WARNS)[2] for line in self.output if _WARNS in line}
+        noted = {each for step in self.records.values() for one in step for each in one.notes}
+        return noted | {f"the job warns: {text}" for text in warned}
+
     def cause(self) -> str:
-        """Why it has failed: as the launcher says it, or the error after the last traceback."""
+        """Returns why it has failed: as the launcher says it, or as the last traceback ends."""
         told = [line.partition(_FAILED)[2] for line in self.output if _FAILED in line]
-        begin = max((n for n, e in enumerate(self.output) if "Traceback" in e), default=-1)
-        errors = [line for line in self.output[begin + 1 :] if line[:1].strip()]
-        errors = errors[:1] if begin >= 0 else errors[-1:]
-        return "".join(told[-1:] or errors) or "it made no step"
+        *_, last = "\n".join(self.output).rpartition("Traceback (most recent call last)")
+        errors = [line for line in last.splitlines()[1:] if line[:1].strip()]
+        return (told or errors or [*self.output[-1:], "it made no step"])[0]
 
 
 class Runs:
@@ -90,16 +87,8 @@ class Runs:
         self.steps = steps
         self._scratch = scratch
 
-    def job(
-        self, task: TaskConfig, *, steps: int | None = None, run_dir: Path | None = None
-    ) -> Run:
-        """Runs the program as a job, as `trireme run` does.
-
-        Args:
-            task: what its tasks have in common.
-            steps: the step at which it ends; by default that of all runs.
-            run_dir: its run directory; by default a new one.
-        """
+    def job(self, task: TaskConfig, steps: int | None = None, run_dir: Path | None = None) -> Run:
+        """Runs the program as a job, as `trireme run` does, to the last step or an earlier one."""
         directory = Path(tempfile.mkdtemp(prefix="job-", dir=self._scratch))
         config = task.config.replaced(_ORIGIN, run_dir=str(run_dir or directory / "run"))
         trial = Trial(record=str(directory), most_steps=steps or self.steps)
@@ -130,16 +119,13 @@ class Runs:
             replicas=max(batches),
             settings={"initial": str(job.directory / INITIAL), **settings},
         )
-        processes: list[subprocess.Popen[bytes]] = []
-        with (directory / "output").open("w+b") as output:
-            try:
-                for replica in range(batches[1]):
-                    processes.append(self._start(task, trial, replica, output))
-                status = max([process.wait() for process in processes], key=abs)
-            finally:
-                for process in processes:
-                    process.kill()
-                    process.wait()
+        with (directory / "output").open("w+b") as output, ExitStack() as started:
+            processes = []
+            for replica in range(batches[1]):
+                process = self._start(task, trial, replica, output)
+                processes.append(started.enter_context(process))
+                started.callback(process.kill)
+            status = max([process.wait() for process in processes], key=abs)
             output.seek(0)
             return Run(directory, status, output.read().decode("utf-8", "replace").splitlines())
 
@@ -147,12 +133,11 @@ class Runs:
         self, job: TaskConfig, trial: Trial, replica: int, output: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         threads = threads_of_task(os.environ, 2)
+        run_dir = f"{trial.record}/run-{replica}"
         task = TaskConfig(
             job=fresh_job(),
             index=replica,
-            config=JobConfig().replaced(
-                _ORIGIN, strategy="async", run_dir=f"{trial.record}/run-{replica}"
-            ),
+            config=JobConfig().replaced(_ORIGIN, strategy="async", run_dir=run_dir),
             descriptors=job.descriptors,
             threads=threads,
             trial=msgspec.structs.replace(trial, replica=replica),

@@ -34,22 +34,16 @@ _STAGES = {
 class Verdict:
     """What is said of one job.
 
-    Attributes:
-        name: the job, such as `sync, 1 server, 2 workers`.
-        outcome: `same`; `differs`; `apart`: it cannot equal one process, by its nature; `refused`:
-            the program or the launch cannot run so; `failed`: a run ended before its last step.
-        against: what it was compared with, such as `one process`.
-        reason: why.
-        comparison: the numbers; None where there are none.
-        notes: what was changed for the comparison, or is to be known of it.
+    Its outcome is `same`; `differs`; `apart`: it cannot equal one process, by its nature;
+    `refused`: the program or the launch cannot run so; `failed`: a run ended before its last step.
     """
 
-    name: str
+    name: str  # of the job, such as `sync, ps=1, workers=2`
     outcome: Outcome
-    against: str = "one process"
+    against: str = "one process"  # what it was compared with
     reason: str = ""
-    comparison: Comparison | None = None
-    notes: Sequence[str] = ()
+    comparison: Comparison | None = None  # None where a run has failed
+    notes: Sequence[str] = ()  # what was changed for the comparison, or is to be known of it
 
     @property
     def word(self) -> str:
@@ -65,14 +59,15 @@ class Verdict:
     def lines(self) -> Iterator[str]:
         """Yields the verdict as lines of text."""
         yield f"{self.name}: {self.word}"
-        if self.comparison is not None and (first := self.comparison.first) is not None:
-            yield f"  first: step {first.step}, {described(first)}"
+        found = self.comparison
+        if found is not None and found.first is not None:
+            yield f"  first: step {found.first.step}, {described(found.first)}"
         if self.reason:
             yield f"  why: {self.reason}"
-        if self.comparison is not None and self.distance is not None:
+        if found is not None and self.distance is not None:
             yield (
                 f"  values at the end: {self.distance:.1e} apart, relative to how far training "
-                f"has moved them; tolerance of gradients {self.comparison.tolerance:.1e}"
+                f"has moved them; tolerance of gradients {found.tolerance:.1e}"
             )
         yield from (f"  note: {note}" for note in self.notes)
 

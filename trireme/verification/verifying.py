@@ -21,11 +21,6 @@ from trireme.verification.recorder import INITIAL
 from trireme.verification.runs import Run, Runs
 from trireme.verification.verdict import Verdict
 
-_SAME_BATCHES = (
-    "all workers train on the same batches, and each computes what the others do: divide the data "
-    "by optimizer.replica, or have the job deal it, by optimizer.epochs"
-)
-
 
 class Limits(NamedTuple):
     """How far jobs are compared."""
@@ -84,33 +79,33 @@ class Verifier:
     def _with_one_process(self, name: str, task: TaskConfig) -> Verdict:
         self._say(f"{name}: {self._runs.steps} steps as a job")
         job = self._runs.job(task)
-        begin = next((each for each in job.every if each.batches), None)
-        if begin is None or job.ended_before(self._runs.steps):
+        if job.ended_before(self._runs.steps):
             return _failed(name, job)
-        dealt = all(each.dealt for each in job.every if each.weight > 0)
-        batches = (begin.batches, 1) if dealt else (1, begin.batches)
-        again = partial(self._reference, job, task, (1, 1) if begin.nature else batches)
+        every = [each for step in job.records.values() for each in step]
+        batches = max(each.batches for each in every)
+        nature = max(each.nature for each in every)
+        dealt = all(each.dealt for each in every if each.weight > 0)
+        pair = (1, 1) if nature else (batches, 1) if dealt else (1, batches)
+        again = partial(self._reference, job, task, pair)
         reference = again()
         if reference.ended_before(self._runs.steps):
             return _failed(f"{name}: as one process", reference)
-        notes = {note for each in (*job.every, *reference.every) for note in each.notes}
-        if _same_batches(job):
-            notes.add(_SAME_BATCHES)
+        notes = sorted(job.notes() | reference.notes())
         against, found = "one process", self._compare(job.steps, reference.steps)
-        if begin.nature:
+        if nature:
             found = replace(found, found=())
-            return Verdict(name, "apart", against, begin.nature, found, sorted(notes))
-        if not dealt and begin.batches > 1:
-            against += f" for each of {begin.batches} loops, with their gradients joined"
+            return Verdict(name, "apart", against, nature, found, notes)
+        if pair[1] > 1:
+            against += f" for each of {batches} loops, with their gradients joined"
         repeated = None
         if found.first is not None:
             self._say(f"{name}: a difference; how far rounding leads, and a repetition")
             found = self._compare(job.steps, reference.steps, grown=again(perturb=1).steps)
             repeated = self._compare(again(again=1).steps, reference.steps)
         if (first := found.first) is None:
-            return Verdict(name, "same", against, "", found, sorted(notes))
+            return Verdict(name, "same", against, "", found, notes)
         why = reason(Case(first, _at(job.steps, first), _at(reference.steps, first), repeated))
-        return Verdict(name, "differs", against, why, found, sorted(notes))
+        return Verdict(name, "differs", against, why, found, notes)
 
     def _with_itself(self, name: str, task: TaskConfig, stop_at: int) -> Verdict:
         """Compares a job that is stopped at a step and resumed with one that is not."""
@@ -158,22 +153,13 @@ def name_of(config: JobConfig) -> str:
 
 def _failed(name: str, run: Run) -> Verdict:
     """Returns the verdict on a run that has ended before its last step."""
-    if run.status == 2 and not run.last:
-        return Verdict(name, "refused", reason=run.cause)
-    why = f"it ended with status {run.status} after step {run.last}: {run.cause}"
+    last = max(run.records, default=0)
+    if run.status == 2 and not last:
+        return Verdict(name, "refused", reason=run.cause())
+    why = f"it ended with status {run.status} after step {last}: {run.cause()}"
     return Verdict(name, "failed", reason=why)
 
 
 def _at(steps: Mapping[int, Record], first: Difference) -> Record:
     """Returns the step that differs; of a run that has ended before, its last."""
     return steps.get(first.step) or steps[max(steps)]
-
-
-def _same_batches(job: Run) -> bool:
-    """Whether each worker of a job has made the same batches itself, in every step."""
-    several = [each for each in job.records.values() if len(each) > 1 and each[0].weight > 0]
-    return bool(several) and all(
-        not one.dealt and one.calls == each[0].calls and any(marks for _, marks in one.calls)
-        for each in several
-        for one in each
-    )
