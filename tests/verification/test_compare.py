@@ -1,44 +1,43 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
 
 from trireme.verification.compare import STAGES, compare
-from trireme.verification.joined import Step, joined
-from trireme.verification.record import Record
+from trireme.verification.record import Record, joined
 from trireme.verification.sketch import sketch
 
 EPS = 2.0**-23
 
 
-def step(number: int, **changed: object) -> Step:
-    """A step of two workers whose numbers are all known."""
+def step(number: int, **changed: object) -> Record:
+    """A step of two workers whose numbers are all known; values and buffers are movements."""
     generator = torch.Generator().manual_seed(number)
     gradient = torch.randn(100, generator=generator)
-    made = Step(
-        number,
-        (Record(task="worker:0", weight=8), Record(task="worker:1", weight=8)),
-        ((16 * number, 16 * number + 16),),
-        [[1, 2, 3]],
-        [[0.5, 1.5, -0.5]],
-        ["[(4,)]"],
-        [0.5],
-        [{"lr": 0.1}],
-        {"w": sketch(gradient)},
-        {"w": sketch(gradient)},
-        {"mean": sketch(torch.ones(5))},
-        {"w": sketch(torch.ones(100) - 0.1 * number * gradient)},
-        {"w/momentum": sketch(gradient)},
-    )
-    return replace(made, **changed)  # type: ignore[arg-type]
+    tensors = {
+        "gradient/w": gradient,
+        "pushed/w": gradient,
+        "buffers/mean": torch.ones(5),
+        "values/w": -0.1 * number * gradient,
+        "state/w/momentum": gradient,
+        **{name: each for name, each in changed.items() if isinstance(each, torch.Tensor)},
+    }
+    given = {
+        "positions": [16 * number + each for each in range(16)],
+        "calls": [("[(4,)]", [0.5, 1.5, -0.5])],
+        "losses": [0.5],
+        "settings": {"lr": 0.1},
+        "eps": EPS,
+        **{name: each for name, each in changed.items() if not isinstance(each, torch.Tensor)},
+    }
+    sketches = {name: sketch(each) for name, each in tensors.items()}
+    return Record(step=number, weight=16, tensors=sketches, **given)  # type: ignore[arg-type]
 
 
-def begun(*steps: Step) -> dict[int, Step]:
-    begin = Step(0, values={"w": sketch(torch.ones(100))}, buffers={"mean": sketch(torch.ones(5))})
-    return {each.number: each for each in (begin, *steps)}
+def begun(*steps: Record) -> dict[int, Record]:
+    return {each.step: each for each in (Record(), *steps)}
 
 
 def test_equal_steps_have_no_difference() -> None:
@@ -51,16 +50,17 @@ def test_equal_steps_have_no_difference() -> None:
 @pytest.mark.parametrize(
     ("changed", "stage", "name"),
     [
-        ({"spans": ((0, 16),)}, "examples", "positions"),
-        ({"examples": [[1, 2, 4]]}, "examples", "contents"),
-        ({"marks": [[0.5, 1.5, -0.6]]}, "examples", "contents"),
+        ({"positions": [1, 2]}, "examples", "positions"),
+        ({"calls": [("[(4,)]", [0.5, 1.5, -0.6])]}, "examples", "contents"),
         ({"losses": [0.5001]}, "loss", "the loss"),
         ({"losses": [math.nan]}, "loss", "the loss"),
-        ({"computed": {"w": sketch(torch.ones(100))}}, "gradient", "w"),
-        ({"settings": [{"lr": 0.2}]}, "settings", "lr"),
-        ({"values": {"w": sketch(torch.full((100,), 1.5))}}, "values", "w"),
-        ({"buffers": {"mean": sketch(torch.full((5,), 1.01))}}, "buffers", "mean"),
-        ({"state": {"w/momentum": sketch(torch.ones(100))}}, "state", "w/momentum"),
+        ({"gradient/w": torch.ones(100)}, "gradient", "w"),
+        ({"settings": {"lr": 0.2}}, "settings", "lr"),
+        ({"settings": {"lr": 0.1, "lr of group 1": 0.1}}, "settings", "lr of group 1"),
+        ({"settings": {}}, "settings", "lr"),
+        ({"values/w": torch.full((100,), 1.5)}, "values", "w"),
+        ({"buffers/mean": torch.full((5,), 1.01)}, "buffers", "mean"),
+        ({"state/w/momentum": torch.ones(100)}, "state", "w/momentum"),
     ],
 )
 def test_what_differs_is_found_at_its_step(
@@ -72,11 +72,40 @@ def test_what_differs_is_found_at_its_step(
     assert {each.stage for each in found.found} == {stage}
 
 
+def test_another_number_of_steps_is_a_difference() -> None:
+    found = compare(begun(step(1)), begun(step(1), step(2)))
+    assert found.first is not None
+    assert (found.first.step, found.first.stage) == (2, "steps")
+    assert (found.first.job, found.first.reference) == (1, 2)
+
+
+def test_numbers_that_are_not_finite_in_both_runs_are_the_same() -> None:
+    broken = torch.tensor([1.0, math.nan, math.inf])
+    one = {
+        "losses": [math.nan],
+        "gradient/w": broken,
+        "values/w": broken,
+        "settings": {"m": math.inf},
+    }
+    assert compare(begun(step(1, **one)), begun(step(1, **one))).first is None
+    assert compare(begun(step(1)), begun(step(1, losses=[math.nan]))).first is not None
+
+
+@pytest.mark.parametrize(("eps", "scale", "differs"), [(2**-7, 1.01, False), (2**-7, 1.5, True)])
+def test_what_is_computed_in_bfloat16_may_differ_more_but_not_by_half(
+    eps: float, scale: float, differs: bool
+) -> None:
+    """Whether parameters are bfloat16, or float32 under autocast."""
+    gradient = torch.randn(100, generator=torch.Generator().manual_seed(1))
+    job = step(1, **{"gradient/w": scale * gradient}, eps=eps)
+    assert (compare(begun(job), begun(step(1, eps=eps))).first is not None) == differs
+
+
 def test_what_is_computed_first_is_named_first() -> None:
     every = {
         "losses": [0.7],
-        "settings": [{"lr": 0.2}],
-        "values": {"w": sketch(torch.zeros(100))},
+        "settings": {"lr": 0.2},
+        "values/w": torch.zeros(100),
     }
     found = compare(begun(step(1, **every)), begun(step(1)))
     stages = [each.stage for each in found.found]
@@ -84,38 +113,37 @@ def test_what_is_computed_first_is_named_first() -> None:
 
 
 def test_examples_that_another_model_has_made_may_differ_in_the_last_place() -> None:
-    other = step(1, marks=[[0.5 + 1e-7, 1.5, -0.5]])
+    other = step(1, calls=[("[(4,)]", [0.5 + 1e-7, 1.5, -0.5])])
     assert compare(begun(other), begun(step(1))).first is None
 
 
 def test_contents_of_padded_examples_are_not_compared() -> None:
-    other = step(1, examples=[[7, 8, 9]], shapes=["[(5,)]"])
+    other = step(1, calls=[("[(5,)]", [7.0, 8.0, 9.0])])
     assert compare(begun(other), begun(step(1))).first is None
 
 
 def test_rounding_is_allowed_and_more_is_not() -> None:
     gradient = torch.randn(100, generator=torch.Generator().manual_seed(1))
     for scale, differs in ((1 + 10 * EPS, False), (1 + 1e-4, True)):
-        other = step(1, computed={"w": sketch(gradient.double() * scale)})
+        other = step(1, **{"gradient/w": gradient.double() * scale})
         assert (compare(begun(other), begun(step(1))).first is not None) == differs
 
 
 def test_a_gradient_that_is_nothing_but_rounding_makes_no_difference() -> None:
     """As that of the biases of keys in attention, beside gradients of the usual size."""
     gradient = torch.randn(100, generator=torch.Generator().manual_seed(1))
-    noise = {"k": sketch(torch.full((10,), 1e-8)), "w": sketch(gradient)}
-    other = {"k": sketch(torch.full((10,), -1e-8)), "w": sketch(gradient)}
-    assert compare(begun(step(1, computed=other)), begun(step(1, computed=noise))).first is None
+    noise, other = torch.full((10,), 1e-8), torch.full((10,), -1e-8)
+    job, reference = (step(1, **{"gradient/k": k, "gradient/w": gradient}) for k in (noise, other))
+    assert compare(begun(job), begun(reference)).first is None
 
 
 def test_what_rounding_grows_to_is_allowed() -> None:
     """Adam divides by the size of a gradient: rounding alone then moves a value by the rate."""
-    apart = {"w": sketch(torch.full((100,), 0.999))}
-    grown = {"w": sketch(torch.full((100,), 0.9985))}
-    one = {"w": sketch(torch.ones(100))}
-    job, reference = begun(step(1, values=apart)), begun(step(1, values=one))
+    job, reference, grown = (
+        begun(step(1, **{"values/w": torch.full((100,), value)})) for value in (1.0, 1.001, 1.0015)
+    )
     assert compare(job, reference).first is not None
-    assert compare(job, reference, grown=begun(step(1, values=grown))).first is None
+    assert compare(job, reference, grown=grown).first is None
 
 
 def test_the_tolerance_can_be_set() -> None:
@@ -128,21 +156,26 @@ def test_workers_are_joined_by_their_examples() -> None:
     a, b = torch.randn(10), torch.randn(10)
     records = [
         Record(
-            task="worker:1", step=1, weight=3, spans=((1, 4),), losses=[2.0],
-            examples=[[2, 3, 4]], marks=[[0.1, 0.2, 0.3]], shapes=["s"], computed={"w": sketch(b)},
+            task="worker:1", step=1, weight=3, positions=[1, 2, 3], losses=[2.0],
+            calls=[("s", [0.1, 0.2, 0.3])], tensors={"gradient/w": sketch(b)},
         ),
         Record(
-            task="worker:0", step=1, weight=1, spans=((0, 1),), losses=[1.0],
-            examples=[[1]], marks=[[0.0]], shapes=["s"], computed={"w": sketch(a)},
-            values={"w": sketch(a)},
+            task="worker:0", step=1, weight=1, positions=[0], losses=[1.0], calls=[("s", [0.0])],
+            tensors={"gradient/w": sketch(a), "gradient/k": sketch(a), "values/w": sketch(a)},
         ),
     ]  # fmt: skip
-    made = joined({1: records})[1]
-    assert made.spans == ((0, 4),)
-    assert made.examples == [[1, 2, 3, 4]]
-    assert made.marks == [[0.0, 0.1, 0.2, 0.3]]
+    begin = Record(tensors={"values/w": sketch(b)})
+    made = joined({0: [begin], 1: records})[1]
+    assert made.positions == [0, 1, 2, 3]
+    assert made.calls == [("s", [0.0, 0.1, 0.2, 0.3])]
     assert made.losses == [1.75]
     assert [each.task for each in made.workers] == ["worker:0", "worker:1"]
     mean = sketch(a.double() / 4 + 3 * b.double() / 4)
-    assert made.computed["w"].marks == pytest.approx(mean.marks)
-    assert "w" in made.values
+    assert made.tensors["gradient/w"].marks == pytest.approx(mean.marks)
+    assert made.tensors["gradient/k"].marks == pytest.approx(sketch(a.double() / 4).marks)
+    assert made.tensors["values/w"].marks == pytest.approx(sketch(a.double() - b.double()).marks)
+
+
+def test_calls_of_other_shapes_are_not_joined() -> None:
+    records = [Record(weight=1, calls=[(shape, [1.0])]) for shape in ("s", "t")]
+    assert joined({1: records})[1].calls == []

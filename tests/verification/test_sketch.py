@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trireme.verification.sketch import distance, means, minus, plus, sketch
+from trireme.verification.sketch import combined, distance, precision, sketch
 
 
 @pytest.mark.parametrize("size", [1, 5, 4096, 4097, 300_000, 1_200_000])
@@ -32,19 +32,26 @@ def test_elements_that_change_places_are_seen() -> None:
 
 def test_sketches_add_up_as_tensors_do() -> None:
     a, b = torch.randn(3, 700), torch.randn(3, 700)
-    mean = means([(1.0, {"w": sketch(a)}), (3.0, {"w": sketch(b)})])["w"]
+    mean = combined((0.25, sketch(a)), (0.75, sketch(b)))
     assert distance(mean, sketch(a.double() / 4 + b.double() * 3 / 4)) < 1e-10
-    assert distance(plus(sketch(a), sketch(b)), sketch(a.double() + b.double())) < 1e-10
-    assert minus(sketch(a), sketch(b)).norm == pytest.approx(
-        distance(sketch(a), sketch(b)), rel=1e-12
-    )
 
 
-def test_a_tensor_that_a_part_lacks_counts_as_zeros() -> None:
-    a = torch.ones(10)
-    found = means([(1.0, {"w": sketch(a)}), (1.0, {})])
-    assert distance(found["w"], sketch(a / 2)) < 1e-12
-    assert means([(0.0, {"w": sketch(a)})]) == {}
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_are_the_same_at_the_same_places(number: float) -> None:
+    """As in a buffer that holds a causal mask."""
+    one = torch.tensor([1.0, number, 2.0])
+    assert distance(sketch(one), sketch(one.clone())) == 0
+    assert distance(sketch(one), sketch(one + torch.tensor([0.5, 0, 0]))) == pytest.approx(0.5)
+    assert distance(sketch(one), sketch(one.flip(0))) < math.inf
+    assert distance(sketch(one), sketch(one.roll(1))) == math.inf
+    assert distance(sketch(one), sketch(one.nan_to_num(7.0, 7.0, 7.0))) == math.inf
+    assert distance(combined((0.5, sketch(one)), (0.5, sketch(one))), sketch(one)) < 1e-12
+
+
+def test_the_imaginary_part_is_seen() -> None:
+    one = torch.complex(torch.ones(9), torch.ones(9))
+    assert distance(sketch(one), sketch(one.conj())) == pytest.approx(6.0, rel=0.7)
+    assert distance(sketch(one), sketch(one.clone())) == 0
 
 
 def test_numbers_that_are_none_and_other_sizes_are_infinitely_far() -> None:
@@ -57,4 +64,4 @@ def test_numbers_that_are_none_and_other_sizes_are_infinitely_far() -> None:
 def test_every_real_dtype_has_a_sketch(dtype: torch.dtype) -> None:
     value = torch.tensor([[1, 0], [0, 1]]).to(dtype)
     assert sketch(value).count == 4
-    assert (sketch(value).eps > 0) == dtype.is_floating_point
+    assert (precision(dtype) > 0) == dtype.is_floating_point

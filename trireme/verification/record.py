@@ -70,7 +70,7 @@ def joined(records: Mapping[int, Sequence[Record]]) -> dict[int, Record]:
     Of values and buffers it has the movement since the beginning.
     """
     steps = {number: _joined(number, each) for number, each in records.items()}
-    begin = next((each.tensors for each in steps.values() if each.kind("values")), {})
+    begin = next((dict(e.tensors) for e in steps.values() if e.kind("values")), {})
     for step in steps.values():
         for key, now in step.tensors.items():
             before = begin.get(key, now)

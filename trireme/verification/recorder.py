@@ -183,7 +183,7 @@ class Recorder(Observer):
         record.weighed = not self._own_loop and setup.reducer is not None
         record.line = line_of_program()
         record.settings = dict(_settings(setup.optimizer.param_groups))
-        record.layers = dict(_layers(setup.model))
+        record.layers = dict(layers_of(setup.model))
         record.hooks = [*self._own_hooks]
         record.unreached = [n for n, p in parameters.items() if p.grad is None and p.requires_grad]
         if self._meeting is not None:
@@ -271,7 +271,7 @@ def _numbers(rows: torch.Tensor) -> torch.Tensor:
     return flat.to("cpu", torch.float64)
 
 
-def _layers(model: nn.Module) -> Iterator[tuple[str, str]]:
+def layers_of(model: nn.Module) -> Iterator[tuple[str, str]]:
     """Yields the layers that normalise by the whole batch of a process, with their kinds."""
     for name, layer in model.named_modules():
         own = isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm)
