@@ -1,26 +1,32 @@
 from __future__ import annotations
 
+import copy
 import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import trireme
 from trireme.cli import main
 from trireme.verification.compare import Comparison, Difference
 from trireme.verification.page import page
-from trireme.verification.verdict import Exact, Verdict, exit_status
+from trireme.verification.recorder import Hook
+from trireme.verification.runs import Run
+from trireme.verification.verdict import Verdict, described, exit_status
 
 FOUND = Comparison(
     (1, 2), (Difference(2, "values", "net.0.weight", 1.0, 2.0, 0.5, 1e-6),), {1: 0.0, 2: 0.25}, 1e-6
 )
-DIFFERS = Verdict(
-    "sync, 2 workers",
-    "differs",
-    reason="<because>",
-    comparison=FOUND,
-    exact=Exact((3, 1), 1.0, 2.0),
-)
+DIFFERS = Verdict("sync, workers=2", "differs", reason="<because>", comparison=FOUND)
 SAME = Verdict("fsdp", "same", comparison=Comparison((1, 2), (), {1: 0.0, 2: 1e-9}, 1e-6))
 
 
@@ -28,11 +34,17 @@ SAME = Verdict("fsdp", "same", comparison=Comparison((1, 2), (), {1: 0.0, 2: 1e-
     ("arguments", "words"),
     [
         ((), "name the program to verify"),
-        (("--steps", "0", "PROGRAM"), "--steps is '0': it must be a whole number from 1"),
-        (("--stop-at", "20", "PROGRAM"), "--stop-at 20: it must be below --steps, which is 20"),
+        (("--steps", "0", "PROGRAM"), "--steps is '0': it must be a whole number above 0"),
+        (
+            ("--stop-at", "20", "PROGRAM"),
+            "--stop-at is '20': it must be a whole number above 0 and",
+        ),
         (("--strategies", "sync", "PROGRAM"), "--strategies is 'sync': it must be all"),
         (("--tolerance", "much", "PROGRAM"), "--tolerance is 'much'"),
+        (("--tolerance", "nan", "PROGRAM"), "--tolerance is 'nan'"),
         (("--workers", "0", "PROGRAM"), "workers is '0'"),
+        (("--json", "missing/x.json", "PROGRAM"), "missing/x.json cannot be written"),
+        (("--html", "missing/x.html", "PROGRAM"), "missing/x.html cannot be written"),
         (("missing.py",), "there is no program missing.py"),
     ],
 )
@@ -58,19 +70,23 @@ def test_the_exit_status() -> None:
 
 def test_a_verdict_in_words() -> None:
     assert list(DIFFERS.lines()) == [
-        "sync, 2 workers: DIFFERS from one process",
+        "sync, workers=2: DIFFERS from one process",
         "  first: step 2, the values of net.0.weight "
-        "(2.5e-01 of its norm apart; 5.0e-07 is allowed)",
-        "  most at element [3, 1]: 1 in the job, 2 in one process",
+        "(2.5e-01 of its movement apart; 5.0e-07 is allowed)",
         "  why: <because>",
         "  values at the end: 2.5e-01 apart, relative to how far training has moved them; "
         "tolerance of gradients 1.0e-06",
     ]
     assert next(SAME.lines()) == "fsdp: the same as one process, in 2 steps"
+    assert "NaN or infinite" in described(Difference(1, "buffers", "b", 1, 1, math.inf, 1e-6))
 
 
-def test_a_verdict_goes_through_json() -> None:
-    assert Verdict.from_dict(json.loads(json.dumps(DIFFERS.as_dict()))) == DIFFERS
+@pytest.mark.parametrize("far", [math.nan, math.inf, 0.0])
+def test_the_page_has_every_curve(far: float) -> None:
+    curve = Comparison((1, 2), (), {1: 1e-3, 2: far}, 1e-6)
+    text = page("train.py", [Verdict("fsdp", "same", comparison=curve)])
+    assert text.count("<polyline") == 1
+    assert "nan," not in text
 
 
 def test_the_page_needs_no_network_and_trusts_no_text() -> None:
@@ -82,9 +98,67 @@ def test_the_page_needs_no_network_and_trusts_no_text() -> None:
 
 
 def test_options_of_the_call_are_checked() -> None:
-    for options in ({"steps": 0}, {"stop_at": 30}, {"worker": 2}):
+    wrong: list[dict[str, object]] = [
+        *({"steps": each} for each in (0, 2.5, "many")),
+        *({"stop_at": each} for each in (30, 0)),
+        *({"tolerance": each} for each in (0.0, 1.5, math.nan)),
+        {"worker": 2},
+    ]
+    for options in wrong:
         with pytest.raises(trireme.ConfigurationError):
             trireme.verify("program.py", **options)  # type: ignore[arg-type]
+
+
+def test_the_call_is_refused_on_another_thread() -> None:
+    raised: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            trireme.verify("program.py")
+        except trireme.ConfigurationError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert "main thread" in str(raised[0])
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (
+            "worker:1 | ValueError: x\ntrireme: the job failed after 9.8 s. First worker:1 failed: "
+            "ValueError: x (bad.py:7)\ntrireme:   its traceback is in /tmp/gone.log",
+            "worker:1 failed: ValueError: x (bad.py:7)",
+        ),
+        (
+            'Traceback (most recent call last):\n  File "a.py"\nValueError: with error: inside\n'
+            "  and more",
+            "ValueError: with error: inside",
+        ),
+        ("error: such is the problem", "error: such is the problem"),
+        ("", "it made no step"),
+    ],
+)
+def test_why_a_run_has_failed(output: str, cause: str, tmp_path: Path) -> None:
+    assert Run(tmp_path, 1, output.splitlines()).cause() == cause
+
+
+def test_what_a_job_warns_of_is_noted(tmp_path: Path) -> None:
+    notes = Run(tmp_path, 0, ["worker:0 | warning: the same batches"]).notes()
+    assert notes == {"the job warns: the same batches"}
+
+
+def test_a_model_with_hooks_is_copied_without_them() -> None:
+    calls: list[object] = []
+    model = nn.Linear(2, 2)
+    model.register_forward_hook(Hook(lambda *given: calls.append(given)))
+    copied = copy.deepcopy(model)
+    copied(torch.ones(1, 2))
+    assert not calls
+    model(torch.ones(1, 2))
+    assert len(calls) == 1
 
 
 def train(rate: float) -> None:
@@ -108,3 +182,55 @@ def test_a_function_is_verified() -> None:
     assert verdict.outcome == "same", verdict
     assert verdict.comparison is not None
     assert verdict.comparison.steps == (1, 2, 3)
+
+
+WAITS = """
+import os, time, trireme, torch
+model = torch.nn.Linear(1, 1)
+optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(2):
+    optimizer.zero_grad()
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+optimizer.close()
+if optimizer.worker.task.trial.settings:
+    open("reference", "w").write(str(os.getpid()))
+    time.sleep(600)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_reference_and_removes_the_files(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    (tmp_path / "program.py").write_text(WAITS)
+    command = subprocess.Popen(
+        [sys.executable, "-m", "trireme", "verify", "--steps", "2", "program.py"],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "reference").exists() or not (tmp_path / "reference").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    command.send_signal(number)
+    assert command.wait(60) == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "reference").read_text()), 0)
+    assert not list(tmp_path.glob("trireme-verify-*"))
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_json_is_valid_where_numbers_are_not_finite(tmp_path: Path) -> None:
+    program = WAITS.replace("torch.ones(1, 1)", "torch.full((1, 1), float('nan'))")
+    (tmp_path / "program.py").write_text(program.partition("if optimizer.worker")[0])
+    command = [sys.executable, "-m", "trireme", "verify", "--steps", "2", "--json", "-"]
+    ended = subprocess.run(
+        [*command, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout, parse_constant=lambda name: pytest.fail(name))
+    assert found[0]["outcome"] == "same"

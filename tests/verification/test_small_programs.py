@@ -1,0 +1,147 @@
+"""Small programs, each with one thing that once was taken for a difference, or was not seen."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow(but=("copies and writes",))]
+
+PROGRAM = """
+import math, torch, trireme
+from torch import nn
+from torch.nn.functional import dropout
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 12), nn.Linear(12, 1)
+        self.norm = nn.Identity()
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).tanh())
+
+torch.manual_seed(1)
+x = torch.randn(320, 6)
+data, model = TensorDataset(x, x.sum(1, keepdim=True).tanh()), Net()
+optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+for _, (x, y) in optimizer.epochs(DataLoader(data, 16, shuffle=True), 4):
+    optimizer.zero_grad()
+    loss = ((model(x) - y) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+optimizer.close()
+"""
+BACKWARD = "    loss.backward()\n"
+CLOSE = "    optimizer.step()\n"
+OWN = (
+    "for _, (x, y) in optimizer.epochs(DataLoader(data, 16, shuffle=True), 4):",
+    "for x, y in list(DataLoader(data, 16))[optimizer.replica::optimizer.replicas]:",
+)
+SCALED = (
+    BACKWARD,
+    BACKWARD + "    for p in model.parameters(): p.grad *= 1 - 0.5 * optimizer.replica\n",
+)
+BFLOAT16 = (
+    ("tanh()), Net()", "tanh()), Net().bfloat16()"),
+    ("    optimizer.zero_grad", "    x, y = x.bfloat16(), y.bfloat16()\n    optimizer.zero_grad"),
+)
+
+CASES: dict[str, tuple[tuple[tuple[str, str], ...], str, str]] = {
+    "copies and writes": (
+        (
+            (
+                "optimizer = trireme",
+                "mask = torch.full((3, 3), -math.inf).triu(1)\n"
+                "model.register_buffer('mask', mask)\noptimizer = trireme",
+            ),
+            ("for _, (x, y)", "averaged = AveragedModel(model)\nfor _, (x, y)"),
+            (
+                CLOSE,
+                CLOSE + "    averaged.update_parameters(model)\n"
+                "    with torch.no_grad(): model.last.weight.clamp_(-0.2, 0.2)\n",
+            ),
+        ),
+        "same",
+        "",
+    ),
+    "autocast": (
+        (
+            (
+                "    loss = ((model(x) - y) ** 2).mean()",
+                "    with torch.autocast('cpu', torch.bfloat16):\n"
+                "        loss = ((model(x) - y) ** 2).mean()",
+            ),
+        ),
+        "same",
+        "",
+    ),
+    "bfloat16": (BFLOAT16, "same", ""),
+    "bfloat16, scaled": ((*BFLOAT16, SCALED), "differs", ""),
+    "dropout that was imported": (
+        (
+            (
+                "self.norm(self.first(x)).tanh()",
+                "dropout(torch.cat([self.first(x)] * 2)).tanh()[: len(x)]",
+            ),
+        ),
+        "same",
+        "dropout is off",
+    ),
+    "the same batches": (
+        (OWN, ("[optimizer.replica::optimizer.replicas]", "")),
+        "same",
+        "were given the same batches",
+    ),
+    "another number of steps": (
+        (
+            OWN,
+            (
+                "[optimizer.replica::optimizer.replicas]",
+                "[: 2 if optimizer.worker.task.servers else 3]",
+            ),
+        ),
+        "differs",
+        "the job ends after 2 steps and one process after 3",
+    ),
+    "a draw beside BatchNorm": (
+        (("nn.Identity()", "nn.BatchNorm1d(12)"), (CLOSE, CLOSE + "    torch.rand(1)\n")),
+        "differs",
+        "BatchNorm1d norm normalises",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_program_is_told_for_what_it_is(case: str, tmp_path: Path) -> None:
+    edits, outcome, words = CASES[case]
+    program = PROGRAM
+    for old, new in edits:
+        assert old in program
+        program = program.replace(old, new)
+    (tmp_path / "program.py").write_text(program)
+    found = verified(tmp_path)
+    assert found["outcome"] == outcome, found
+    assert words in " ".join([found["reason"], *found["notes"]])
+
+
+def verified(directory: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "trireme", "verify", "--json", "-", "--steps", "4"]
+    ended = subprocess.run(
+        [*command, "--ps", "1", "--workers", "2", "--strategy", "sync", "program.py"],
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert ended.returncode in (0, 1), ended.stderr
+    found: dict[str, Any] = json.loads(ended.stdout)[0]
+    return found
