@@ -167,6 +167,7 @@ def test_workers_are_joined_by_their_examples() -> None:
     begin = Record(tensors={"values/w": sketch(b)})
     made = joined({0: [begin], 1: records})[1]
     assert made.positions == [0, 1, 2, 3]
+    assert joined({1: [records[0], records[0]]})[1].positions == [1, 2, 3]  # parts of one model
     assert made.calls == [("s", [0.0, 0.1, 0.2, 0.3])]
     assert made.losses == [1.75]
     assert [each.task for each in made.workers] == ["worker:0", "worker:1"]

@@ -37,9 +37,8 @@ def verify(
             verdict = trireme.verify(train, workers=2, ps=1, strategy="sync")
             assert verdict.outcome == "same", verdict
 
-    The runs are processes of their own, to which the function travels by cloudpickle, as for
-    `trireme.run`; Ctrl-C ends them. Call it from the main thread. Printing the verdict says where
-    the runs differ first, and why.
+    The function travels to the runs by cloudpickle, as for `trireme.run`; Ctrl-C ends them. Call it
+    from the main thread. Printing the verdict says where the runs differ first, and why.
 
     Args:
         function_or_script: opens a `Session`, or calls `distribute`; or the path of such a script.

@@ -70,8 +70,8 @@ def _reasons(case: Case) -> Iterator[str]:
     if first.stage in ("loss", "gradient", "values", "state"):
         if silent := sorted({*other.hooks} - {*job.hooks}):
             yield (
-                f"the hook of {silent[0]} is called in one process, and not in the job: the "
-                "strategy computes with other parameters than those that have the hook"
+                f"{silent[0]} has a hook in one process, and none in the job: the strategy trains "
+                "other parameters than those that have the hook, which is not called"
             )
         for name in [name for each in workers for name in each.unreached]:
             lacking = [each.task for each in workers if name in each.unreached]
@@ -156,12 +156,9 @@ def _changed_gradients(case: Case) -> list[str]:
 
 def reason_of_resume(case: Case, stop_at: int) -> str:
     """Returns why a job that was resumed differs from one that was not stopped."""
-    if case.first.step <= stop_at:
-        return (
-            "it differs before the stop: the job is not the same as its own repetition. Seed what "
-            "the program draws, and say deterministic=True"
-        )
-    return _AFTER_RESUME[case.first.stage]
+    if case.first.step > stop_at:
+        return _RESUMED[case.first.stage]
+    return "it differs before the stop: seed what the program draws, and say deterministic=True"
 
 
 _ELSE = {
@@ -186,17 +183,16 @@ _ELSE = {
 }
 _ELSE["state"] = _ELSE["values"]
 
-_AFTER_RESUME = {
+_RESUMED = {
     "examples": "the resumed job trains on other examples: the program deals the data itself, or "
     "draws what it trains on without a seed that follows from the position",
-    "loss": "the examples and the values are the same, and the loss is not: random numbers, "
-    "buffers or a state of the program's own are not restored. Say deterministic=True; keep a "
-    "state by optimizer.keep, or in a buffer of the model",
+    "loss": "random numbers, or a state of the program's own, are not restored: say "
+    "deterministic=True; keep a state by optimizer.keep, or in a buffer of the model",
     "gradient": "the gradients differ, and the losses do not: a state of the program's own is lost",
-    "settings": "the optimizer's settings are not those of the step: the program's schedule begins "
-    "anew. Give the session the scheduler, or advance it to optimizer.loop_steps",
-    "values": "the gradients agree and the values do not: the optimizer's state was not restored",
-    "buffers": "buffers were not restored",
-    "state": "the optimizer's state was not restored",
+    "settings": "the program's schedule begins anew: give the session the scheduler, or advance it "
+    "to optimizer.loop_steps",
+    "values": "the gradients agree and the values do not: the optimizer's state is not restored",
+    "buffers": "buffers are not restored",
+    "state": "the optimizer's state is not restored",
     "steps": "the resumed job ends at another step: the loop counts its steps from its own start",
 }

@@ -91,7 +91,7 @@ def _joined(number: int, records: Sequence[Record]) -> Record:
     return Record(
         step=number,
         weight=sum(weights),
-        positions=sorted(place for each in part for place in each.positions),
+        positions=sorted({place for each in part for place in each.positions}),
         calls=_calls(part),
         losses=[sum(map(mul, weights, each)) / sum(weights) for each in columns if sum(weights)],
         line=part[0].line,

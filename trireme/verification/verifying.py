@@ -141,12 +141,9 @@ class Verifier:
 
 def name_of(config: JobConfig) -> str:
     """Returns the name of a job, such as `sync, ps=1, workers=2`."""
-    tasks = config.tasks
-    options: dict[str, Any] = {
-        "ps": tasks.ps,
-        "replicas": max(0, tasks.replicas - 1) and tasks.replicas,
-    }
-    options |= {"workers": tasks.workers, "mesh": config.model.mesh}
+    options: dict[str, Any] = {"ps": config.tasks.ps, "workers": config.tasks.workers}
+    options |= {"replicas": config.tasks.replicas - 1 and config.tasks.replicas}
+    options |= {"mesh": config.model.mesh}
     words = [f"{name}={value}" for name, value in options.items() if value]
     return ", ".join([config.training.strategy or "the program's strategy", *words])
 
