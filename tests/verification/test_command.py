@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,15 +99,15 @@ def test_the_page_needs_no_network_and_trusts_no_text() -> None:
 
 
 def test_options_of_the_call_are_checked() -> None:
-    wrong: list[dict[str, object]] = [
-        *({"steps": each} for each in (0, 2.5, "many")),
-        *({"stop_at": each} for each in (30, 0)),
-        *({"tolerance": each} for each in (0.0, 1.5, math.nan)),
+    wrong: list[dict[str, Any]] = [
+        *[{"steps": each} for each in (0, 2.5, "many")],
+        *[{"stop_at": each} for each in (30, 0)],
+        *[{"tolerance": each} for each in (0.0, 1.5, math.nan)],
         {"worker": 2},
     ]
     for options in wrong:
         with pytest.raises(trireme.ConfigurationError):
-            trireme.verify("program.py", **options)  # type: ignore[arg-type]
+            trireme.verify("program.py", **options)
 
 
 def test_the_call_is_refused_on_another_thread() -> None:
