@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from trireme.cli.run import configuration, prepare
@@ -17,6 +15,7 @@ from trireme.jobs.function import pack_call
 from trireme.jobs.run import option_texts
 from trireme.launch.environment import check_no_task
 from trireme.launch.process_setup.program import MODULE, check_program
+from trireme.verification.command import runs_of
 from trireme.verification.verdict import Verdict
 from trireme.verification.verifying import Verifier, limits_of
 
@@ -67,5 +66,5 @@ def verify(
         else:
             program = [os.fspath(function_or_script), *map(str, args)]
             check_program(program)
-        scratch = held.enter_context(tempfile.TemporaryDirectory(prefix="trireme-verify-"))
-        return Verifier(program, limits, Path(scratch), lambda text: None).verify(task)
+        runs = held.enter_context(runs_of(program, limits.steps))
+        return Verifier(runs, limits).verify(task)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from trireme.launch.process_setup.program import check_program
 from trireme.launch.process_setup.resources import allow_many_descriptors
 from trireme.verification.entry import VERIFY
 from trireme.verification.page import page
+from trireme.verification.runs import Runs
 from trireme.verification.verdict import Verdict, exit_status
 from trireme.verification.verifying import Verifier, limits_of, name_of
 
@@ -65,8 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     quiet = own["json"] == "-"
     verdicts: list[Verdict] = []
     try:
-        with tempfile.TemporaryDirectory(prefix="trireme-verify-") as scratch:
-            verifier = Verifier(program, limits, Path(scratch), partial(print, file=sys.stderr))
+        with runs_of(program, limits.steps) as runs:
+            verifier = Verifier(runs, limits, partial(print, file=sys.stderr))
             for chosen in _configs(config) if every else [config]:
                 verdicts.append(_verdict(verifier, chosen, every))
                 if not quiet:
@@ -81,6 +84,13 @@ def main(arguments: Sequence[str]) -> int:
     if "html" in files:
         _write(files["html"], page(" ".join(program), verdicts))
     return exit_status(verdicts)
+
+
+@contextmanager
+def runs_of(program: Sequence[str], steps: int) -> Iterator[Runs]:
+    """Gives what runs a program, while its files are needed."""
+    with tempfile.TemporaryDirectory(prefix="trireme-verify-") as scratch:
+        yield Runs(program, steps, Path(scratch), os.environ)
 
 
 def _verdict(verifier: Verifier, config: JobConfig, every: bool) -> Verdict:

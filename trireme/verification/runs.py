@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 import tempfile
@@ -80,12 +79,16 @@ class Runs:
         program: the program with its arguments, as after `trireme run`.
         steps: the global step at which every run ends.
         scratch: where the directories are.
+        environ: the environment of processes that stand for a job.
     """
 
-    def __init__(self, program: Sequence[str], steps: int, scratch: Path) -> None:
+    def __init__(
+        self, program: Sequence[str], steps: int, scratch: Path, environ: Mapping[str, str]
+    ) -> None:
         self.program = tuple(program)
         self.steps = steps
         self._scratch = scratch
+        self._environ = environ
 
     def job(self, task: TaskConfig, steps: int | None = None, run_dir: Path | None = None) -> Run:
         """Runs the program as a job, as `trireme run` does, to the last step or an earlier one."""
@@ -132,7 +135,7 @@ class Runs:
     def _start(
         self, job: TaskConfig, trial: Trial, replica: int, output: IO[bytes]
     ) -> subprocess.Popen[bytes]:
-        threads = threads_of_task(os.environ, 2)
+        threads = threads_of_task(self._environ, 2)
         run_dir = f"{trial.record}/run-{replica}"
         task = TaskConfig(
             job=fresh_job(),
@@ -142,10 +145,10 @@ class Runs:
             threads=threads,
             trial=msgspec.structs.replace(trial, replica=replica),
         )
-        variables = thread_variables(os.environ, threads) | {TASK_VARIABLE: encode_task(task)}
+        variables = thread_variables(self._environ, threads) | {TASK_VARIABLE: encode_task(task)}
         return subprocess.Popen(
             [sys.executable, *self.program],
-            env={**os.environ, **variables},
+            env={**self._environ, **variables},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

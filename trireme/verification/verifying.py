@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from trireme.cli.command import number
@@ -52,17 +51,16 @@ class Verifier:
     """Compares jobs of one program with one process.
 
     Args:
-        program: the program with its arguments, as after `trireme run`.
+        runs: runs the program.
         limits: how far.
-        scratch: a directory for the files of the runs.
         say: told what is done.
     """
 
     def __init__(
-        self, program: Sequence[str], limits: Limits, scratch: Path, say: Callable[[str], object]
+        self, runs: Runs, limits: Limits, say: Callable[[str], object] = lambda text: None
     ) -> None:
         self._limits = limits
-        self._runs = Runs(program, limits.steps, scratch)
+        self._runs = runs
         self._compare = partial(compare, tolerance=limits.tolerance)
         self._say = say
         self._references: dict[tuple[Any, ...], Run] = {}
