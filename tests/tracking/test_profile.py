@@ -21,7 +21,6 @@ from trireme.tracking.server_trace import Note
 from trireme.tracking.trace import (
     MESSAGE,
     STAGE,
-    PushSpan,
     ServerPart,
     TraceSpan,
     WorkerPart,
@@ -164,7 +163,7 @@ def test_parts_of_two_clocks_become_one_timeline() -> None:
             TraceSpan("push", "phase", 5.5, 5.6),
             TraceSpan("wait", "phase", 5.6, 5.9),
         ),
-        pushes=(PushSpan(5.5, 5.6, {0: 7}), PushSpan(5.7, 5.8, {})),
+        pushes=((5.5, {0: 7}), (5.7, {})),
     )
     assert unpack(pack(worker)) == worker
     with pytest.raises(ValueError, match="not a part of a trace"):

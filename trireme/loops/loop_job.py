@@ -38,7 +38,7 @@ class LoopJob:
         if setup.part is None:
             setup.flat.keeps_views = False  # the loop may look at gradients, and change them
         self._averaged: set[int] = set()  # the optimizers whose gradients are the mean already
-        self._watch: GradientWatch | None = None
+        self._watch = GradientWatch(())
         self._take_parameters()
         self._batches = BatchWatch(model)
         self.loss: torch.Tensor | float | None = None  # that the program has logged last
@@ -59,8 +59,7 @@ class LoopJob:
 
     def _take_parameters(self) -> None:
         self.parameters = self._setup.parameters_of_each()
-        if self._watch is not None:
-            self._watch.close()
+        self._watch.close()
         mesh = self._setup.settings.mesh  # FSDP averages gradients in backward, others in `step`
         here = self._setup.reducer is not None and mesh.dp > 1 and mesh.fsdp == 1
         if here or self._averages_on_servers:
@@ -136,8 +135,7 @@ class LoopJob:
             # At exit this process leaves the job first: it calls the other functions itself then.
             atexit.unregister(self._at_exit)
             atexit.register(self._at_exit)
-        if self._watch is not None:
-            self._watch.forget(self.parameters[optimizer])
+        self._watch.forget(self.parameters[optimizer])
 
     def _check_sizes(self, number: int) -> None:
         """Warns, once, where batches differ in size and the mean over workers takes them alike."""
@@ -167,8 +165,7 @@ class LoopJob:
             self._begin_step()
             self._reduce(examples)
         self._averaged.add(optimizer)
-        if self._watch is not None:
-            self._watch.moved(self.parameters[optimizer])
+        self._watch.moved(self.parameters[optimizer])
 
     def _reduce(self, examples: float) -> None:
         setup, reducer = self._setup, self._setup.reducer
@@ -209,7 +206,7 @@ class LoopJob:
 
     def _check_gradients(self, optimizer: int) -> None:
         """Warns, once, where the loop has changed gradients that are this process's alone."""
-        if self._watch is None or not self._watch.written(self.parameters[optimizer]):
+        if not self._watch.written(self.parameters[optimizer]):
             return
         advice = (
             "give distribute(..., clip_norm=...) and clip nothing in the loop; instead of a "
@@ -220,7 +217,6 @@ class LoopJob:
                 return
             advice = f"call optimizer.synchronize() right after backward, or {advice}"
         self._watch.close()
-        self._watch = None
         if self._worker.lifecycle.is_chief:  # all of them run the same program
             self._worker.progress.warn(
                 f"before the step at {line_of_program()}, the program has written to the gradients "
@@ -252,8 +248,7 @@ class LoopJob:
         finally:
             for parameter, gradient in zip(others, kept, strict=True):
                 parameter.grad = gradient
-            if self._watch is not None:
-                self._watch.moved(others)
+            self._watch.moved(others)
 
     def _leaving_others(self, optimizer: int) -> AbstractContextManager[None]:
         """Lets graphs over the values of the other optimizers live on, unless these change.
@@ -313,8 +308,7 @@ class LoopJob:
     def _release(self) -> None:
         _JOINED.remove(self)
         self._batches.close()
-        if self._watch is not None:
-            self._watch.close()
+        self._watch.close()
         self._end.forget()
         atexit.unregister(self._at_exit)
 

@@ -73,16 +73,13 @@ class SharedMemory:
         """Maps memory that a peer has created, and owns the descriptor from now on."""
         try:
             if os.fstat(descriptor).st_size < nbytes or nbytes < 1:
-                raise ConnectionBroken(f"the peer's memory is smaller than {nbytes} bytes")
+                raise ValueError(f"it is smaller than {nbytes} bytes")
             if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-                raise ConnectionBroken("the peer's memory could still change its size")
+                raise ValueError("it could still change its size")
             return cls(descriptor, nbytes)
         except (OSError, ValueError) as error:
             os.close(descriptor)
             raise ConnectionBroken(f"the peer's memory cannot be mapped: {error}") from error
-        except ConnectionBroken:
-            os.close(descriptor)
-            raise
 
     def fileno(self) -> int:
         return self._descriptor

@@ -8,10 +8,9 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache, partial
 from select import POLLIN, POLLOUT, poll
 from typing import TYPE_CHECKING, Any
@@ -28,6 +27,7 @@ from trireme.errors import (
     ProtocolMismatch,
     WireError,
 )
+from trireme.launch.config.secret import nameless_file
 from trireme.wire.transport import Listener, Stream, Transport
 from trireme.wire.transports.socket_stream import explain
 from trireme.wire.transports.tcp import bind, dial
@@ -107,31 +107,16 @@ def ssl_context(certificates: Certificates, *, server_side: bool) -> ssl.SSLCont
     try:
         # The system's authorities are not loaded: the job's own is the only one.
         context.load_verify_locations(cadata=begin + authority)
-        with _file(own) as path:
-            context.load_cert_chain(path)
+        with nameless_file("certificate") as file:  # OpenSSL's keys come from files only
+            file.write(own.encode())
+            file.seek(0)  # a system may share the position
+            context.load_cert_chain(f"/dev/fd/{file.fileno()}")
     except (ssl.SSLError, ValueError) as error:
         raise ConfigurationError(
             f"a task's certificate cannot be used ({error}): make another with `trireme certs "
             "issue`"
         ) from error
     return context
-
-
-@contextmanager
-def _file(text: str) -> Iterator[str]:
-    """Gives the path of a file that holds a text while the block runs, and has no other name.
-
-    OpenSSL's keys come from files only. Where the system has memory files, nothing reaches a disk.
-    """
-    if hasattr(os, "memfd_create"):
-        with os.fdopen(os.memfd_create("trireme-certificate"), "wb", buffering=0) as file:
-            file.write(text.encode())
-            yield f"/proc/self/fd/{file.fileno()}"
-    else:
-        with tempfile.NamedTemporaryFile() as named:  # only this user can read it
-            named.write(text.encode())
-            named.flush()
-            yield named.name
 
 
 class TlsStream(Stream):

@@ -30,7 +30,6 @@ from trireme.tracking.server_trace import ServerTraces
 from trireme.tracking.trace import (
     MESSAGE,
     STAGE,
-    PushSpan,
     ServerPart,
     TraceSpan,
     WorkerPart,
@@ -191,25 +190,27 @@ class _Tracing:
         self._pipeline = session.pipeline
         self._began = 0.0
         self._mark = 0  # of the operations of the pipeline, in its log
-        self._steps: list[TraceSpan] = []
-        self._phases: list[TraceSpan] = []
-        self._stages: list[TraceSpan] = []
-        self._pushes: list[PushSpan] = []
-        self._undecided: deque[TraceSpan] = deque()
+        self._spans: list[TraceSpan] = []
+        self._pushes: list[tuple[float, dict[int, int]]] = []
+        self._undecided: deque[float] = deque()  # when pushes began
         self._connected = session.worker.lifecycle.servers
         self._servers = None
         if self._connected is not None:
             self._servers = _traces(session, self._connected)
             self._servers.ask("start")
         self._offset = time.time() - time.monotonic()
-        self._profiler = _start_profiler() if operators else None
+        self._profiler = None
+        if operators:
+            from torch.profiler import profile
+
+            self._profiler = profile()  # of all that torch can trace here, such as CUDA
+            self._profiler.start()
         self._recorder.observer = self._saw
 
     def _saw(self, phase: str, began: float, ended: float) -> None:
-        span = TraceSpan(phase, "phase", began, ended)
-        self._phases.append(span)
+        self._spans.append(TraceSpan(phase, "phase", began, ended))
         if phase == "push":
-            self._undecided.append(span)
+            self._undecided.append(began)
 
     def begin_step(self) -> None:
         if self._pipeline is not None:
@@ -217,20 +218,18 @@ class _Tracing:
         self._began = time.monotonic()
 
     def end_step(self, number: int, result: StepResult) -> None:
-        self._steps.append(TraceSpan(f"step {number}", "step", self._began, time.monotonic()))
+        self._spans.append(TraceSpan(f"step {number}", "step", self._began, time.monotonic()))
         if self._pipeline is not None:
-            operations = self._pipeline.end(self._mark)
-            for one in operations:
+            for one in self._pipeline.end(self._mark):
                 name = f"{one.kind} {one.stage}, micro-batch {one.microbatch}"
                 began, ended = one.start - self._offset, one.stop - self._offset
-                self._stages.append(TraceSpan(name, STAGE, began, ended))
+                self._spans.append(TraceSpan(name, STAGE, began, ended))
         times = self._worker.update_times
         # With prefetch the newest push is not decided yet.
         waits = times.push_began >= times.wait_ended
         if result.verdict is not None and len(self._undecided) > waits:
-            push = self._undecided.popleft()
             steps = {} if self._connected is None else _steps(self._connected)
-            self._pushes.append(PushSpan(push.began, push.ended, steps))
+            self._pushes.append((self._undecided.popleft(), steps))
 
     def finish(self) -> WorkerPart:
         self._recorder.observer = None
@@ -241,7 +240,7 @@ class _Tracing:
             task=self._task.name,
             place=self._task.number,
             offset=self._offset,
-            spans=(*self._steps, *self._phases, *self._stages, *operators),
+            spans=(*self._spans, *operators),
             pushes=tuple(self._pushes),
         )
 
@@ -266,18 +265,6 @@ def _steps(connected: ServerBackend) -> dict[int, int]:
         for shard, first in enumerate(firsts)
         if isinstance(first, Applied)
     }
-
-
-def _start_profiler() -> Any:
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU]
-    if torch.cuda.is_available():
-        activities.append(ProfilerActivity.CUDA)
-    started = profile(activities=activities)
-    started.start()
-    return started
 
 
 def _operators(profiler: Any, offset: float) -> list[TraceSpan]:

@@ -30,11 +30,14 @@ _log = logging.getLogger(__name__)
 _MOST = 200_000
 """The most notes that are kept; the oldest are dropped."""
 
-Action = Literal["start", "stop", "read"]
+Action = Literal["start", "read"]
 
 
 class Trace(Message, frozen=True, array_like=True):
-    """Begins or ends a trace of the server, or asks for its notes. Answered by `Traced`."""
+    """Begins a trace of the server, while the connection lasts, or asks for its notes.
+
+    Answered by `Traced`.
+    """
 
     kind: ClassVar[int] = 112
     action: Action
@@ -72,15 +75,12 @@ class Tracer:
         """Does nothing: a task that traces says so."""
 
     def received(self, link: Link, incoming: Incoming) -> None:
-        """Begins or ends a task's trace, or sends it the notes."""
-        assert isinstance(incoming.message, Trace | Traced)
-        action = incoming.message.action if isinstance(incoming.message, Trace) else "stop"
-        if action == "start":
+        """Begins a task's trace, or sends it the notes."""
+        if incoming.message == Trace("start"):
             self._wanted_by.add(link)
             self._handler.note = self._note
-        elif action == "stop":
-            self.closed(link, None)
-        notes = [msgspec.json.encode(list(self._notes))] if action == "read" else []
+        read = incoming.message == Trace("read")
+        notes = [msgspec.json.encode(list(self._notes))] if read else []
         link.offer(Traced(time.time() - time.monotonic()), notes, sequence=incoming.sequence)
 
     def closed(self, link: Link, error: WireError | None) -> None:

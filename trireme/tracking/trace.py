@@ -42,23 +42,15 @@ class TraceSpan(msgspec.Struct, frozen=True, array_like=True):
     thread: int | None = None  # the thread or stream of an operator; None for all others
 
 
-class PushSpan(msgspec.Struct, frozen=True, array_like=True):
-    """A push: its times, and the step that contains it, by the number of each server."""
-
-    began: float
-    ended: float
-    steps: dict[int, int]
-
-
 class WorkerPart(msgspec.Struct, frozen=True):
     """The trace of one worker."""
 
     task: str
     place: int  # the number of the task in the job, as `TaskConfig.number`
     offset: float  # the offset of its clock to the common clock, in seconds
-    # the traced steps, then their phases, operations of stages, operators and messages
     spans: tuple[TraceSpan, ...]
-    pushes: tuple[PushSpan, ...]
+    # when each push began, and the step that contains it, by the number of each server
+    pushes: tuple[tuple[float, dict[int, int]], ...]
 
 
 class ServerPart(msgspec.Struct, frozen=True):
@@ -176,17 +168,14 @@ def _arrows(
     worker: WorkerPart, applied: dict[tuple[int, int], tuple[int, float]]
 ) -> Iterator[Event]:
     """Yields an arrow from each push to the step of each server that contains it."""
-    for number, push in enumerate(worker.pushes):
-        for server, step in push.steps.items():
+    for number, (pushed, steps) in enumerate(worker.pushes):
+        for server, step in steps.items():
             if (server, step) not in applied:
                 continue
             pid, began = applied[server, step]
-            common = {
-                "name": "push",
-                "cat": "push",
-                "id": f"{worker.task}/{number}/ps:{server}",
-            }
-            sent = 1e6 * (push.began + worker.offset)
+            name = f"{worker.task}/{number}/ps:{server}"
+            common = {"name": "push", "cat": "push", "id": name}
+            sent = 1e6 * (pushed + worker.offset)
             # An arrow points back where two machines' clocks differ by more than measured.
             yield {**common, "ph": "s", "pid": worker.place, "tid": _PHASES, "ts": sent}
             yield {**common, "ph": "f", "bp": "e", "pid": pid, "tid": _PHASES, "ts": 1e6 * began}

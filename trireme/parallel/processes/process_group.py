@@ -85,7 +85,10 @@ class TorchProcessGroup(ProcessGroup):
         self._control: dist.ProcessGroup = dist.new_group(
             backend="gloo", timeout=timedelta(seconds=config.wait_seconds)
         )
-        self.replicas = self._replica_group()  # that average gradients with this one
+        # Those that hold the same part of the model, and average gradients with this one.
+        self.replicas: dist.ProcessGroup | None = None
+        if self.mesh.replicas > 1:
+            self.replicas = self._devices["dp", "fsdp"]._flatten().get_group()
         # Each pair of processes is connected when a group is made.
         self._sockets = {fd: node for fd, node in _sockets().items() if before.get(fd) != node}
         # A gloo thread that releases an operation takes Python's lock for its tensors. If the
@@ -96,21 +99,6 @@ class TorchProcessGroup(ProcessGroup):
         self.votes: Sequence[float] = ()
         self.judge: Callable[[Sequence[float]], None] = lambda totals: None
         self._vote_totals: Callable[[], list[float]] | None = None
-
-    def _replica_group(self) -> dist.ProcessGroup | None:
-        """Returns the processes that hold the same part of the model: along dp and fsdp."""
-        if self.mesh.replicas == 1:
-            return None
-        members: dict[tuple[int, ...], list[int]] = {}
-        for rank in range(self.mesh.size):
-            coordinates = self.mesh.coordinates(rank)
-            place = tuple(coordinates[axis] for axis in ("pp", "graph", "tp"))
-            members.setdefault(place, []).append(rank)
-        mine: dist.ProcessGroup
-        mine, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
-            list(members.values()), timeout=timedelta(seconds=self._config.wait_seconds)
-        )
-        return mine
 
     @property
     def reports_metrics(self) -> bool:
