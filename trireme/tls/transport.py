@@ -5,7 +5,6 @@ OpenSSL works on memory here and never sees the socket. Reads and writes hand it
 
 from __future__ import annotations
 
-import os
 import socket
 import ssl
 import time

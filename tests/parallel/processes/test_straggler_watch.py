@@ -26,17 +26,17 @@ def test_who_is_not_as_far_is_waited_for() -> None:
     mine = StepPosition(7, True, 1)
     places = [(7, True), (6, True), (7, False), (8, False)]
     others = {
-        rank: Seen(StepPosition(step, inside, 1), 0.0, 0.0, 0.0)
+        rank: Seen(StepPosition(step, inside, 1), 12.0, 12.0, 12.0)
         for rank, (step, inside) in enumerate(places)
     }
-    assert stragglers(mine, others) == {
+    assert stragglers(mine, others, 12.0) == {
         1: "has made 6 steps of 7",
         2: "has not begun this step",
     }
     for lifeless, computes in ((12.0, ""), (1.0, ", and uses the processor")):
-        assert stragglers(mine, {0: Seen(others[0].position, 12.0, 0.0, lifeless)}) == {
-            0: f"has not reported for 12 s{computes}"
-        }
+        assert stragglers(
+            mine, {0: Seen(others[0].position, 0.0, 12.0, 12.0 - lifeless)}, 12.0
+        ) == {0: f"has not reported for 12 s{computes}"}
 
 
 class Member:
@@ -215,20 +215,19 @@ def test_when_a_process_waits_in_vain(
     found = broken_by(
         0,
         mine,
-        waited,
-        {1: Seen(other, silent, still, silent)},
+        -waited,
+        {1: Seen(other, -silent, -still, -silent)},
         Timeouts(heartbeat_timeout=10.0, progress_timeout=600.0),
+        0.0,
     )
     assert (found is not None) == bool(words)
     assert found is None or words in found.text
 
 
 def test_no_progress_is_waited_for_without_end_where_that_is_wanted() -> None:
-    others = {1: Seen(OUT, 0.0, 1e6, 0.0)}
-    assert (
-        broken_by(0, IN, 1e6, others, Timeouts(heartbeat_timeout=10.0, progress_timeout=0.0))
-        is None
-    )
+    others = {1: Seen(OUT, 1e6, 0.0, 1e6)}
+    timeouts = Timeouts(heartbeat_timeout=10.0, progress_timeout=0.0)
+    assert broken_by(0, IN, 0.0, others, timeouts, 1e6) is None
 
 
 def test_a_program_with_too_few_steps_would_have_them_again() -> None:

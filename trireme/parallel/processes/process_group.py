@@ -64,7 +64,6 @@ class ProcessGroupConfig:
     prefix: str = ""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     join_seconds: float = 300.0  # within which all processes must join
-    wait_seconds: float = 1800.0  # that one operation may wait for other processes
 
 
 class TorchProcessGroup(ProcessGroup):
@@ -82,9 +81,7 @@ class TorchProcessGroup(ProcessGroup):
         shape = tuple(getattr(self.mesh, axis) for axis in AXES)
         self._devices = init_device_mesh(self.device.type, shape, mesh_dim_names=AXES)
         # The group of all messages besides the model's tensors: always between CPUs.
-        self._control: dist.ProcessGroup = dist.new_group(
-            backend="gloo", timeout=timedelta(seconds=config.wait_seconds)
-        )
+        self._control: dist.ProcessGroup = dist.new_group(backend="gloo")
         # Those that hold the same part of the model, and average gradients with this one.
         self.replicas: dist.ProcessGroup | None = None
         if self.mesh.replicas > 1:
@@ -330,7 +327,6 @@ def _rendezvous(config: ProcessGroupConfig) -> Store:
             store=store,
             rank=config.rank,
             world_size=config.mesh.size,
-            timeout=timedelta(seconds=config.wait_seconds),
         )
     except (dist.DistError, RuntimeError) as error:
         raise ConnectTimeout(

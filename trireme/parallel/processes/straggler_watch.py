@@ -14,7 +14,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -57,24 +56,13 @@ class StepPosition(msgspec.Struct, frozen=True, array_like=True):
         return self.step, self.inside, self.ended, self.action
 
 
-@dataclass(frozen=True)
-class Seen:
-    """The last position of another process."""
+class Seen(msgspec.Struct, frozen=True):
+    """What is known of another process: its last position, and several times by the clock."""
 
-    position: StepPosition  # the position
-    silent: float  # the seconds since it was published
-    still: float  # the seconds that it has been in that place without an excuse
-    lifeless: float  # the seconds since it was published, or the process was seen to compute
-
-
-@dataclass
-class _Known:
-    """What is known of another process: its last position, and several times."""
-
-    place: StepPosition  # its last position
-    seen: float  # when that was first seen
+    position: StepPosition
+    heard: float  # when the position was first seen
     still: float  # since when it is in that place without an excuse
-    alive: float  # when it gave the last sign of life
+    alive: float  # when the position was first seen, or the process was last seen to compute
     used: tuple[float, float] | None = None  # the processor's seconds, and when
 
 
@@ -89,14 +77,14 @@ class Broken(msgspec.Struct, frozen=True, array_like=True):
         return ConfigurationError(self.text) if self.usage else JobFailed(self.text)
 
 
-def stragglers(mine: StepPosition, others: Mapping[int, Seen]) -> dict[int, str]:
+def stragglers(mine: StepPosition, others: Mapping[int, Seen], now: float) -> dict[int, str]:
     """Returns the ranks that a process inside a step waits for, each with the reason."""
     found: dict[int, str] = {}
     for rank, seen in sorted(others.items()):
         place = seen.position
-        if seen.silent >= SILENCE_SECONDS:
-            computes = ", and uses the processor" if seen.lifeless < SILENCE_SECONDS else ""
-            found[rank] = f"has not reported for {seen.silent:.0f} s{computes}"
+        if now - seen.heard >= SILENCE_SECONDS:
+            computes = ", and uses the processor" if now - seen.alive < SILENCE_SECONDS else ""
+            found[rank] = f"has not reported for {now - seen.heard:.0f} s{computes}"
         elif place.ended:
             found[rank] = "has ended its training"
         elif place.step < mine.step:
@@ -107,9 +95,15 @@ def stragglers(mine: StepPosition, others: Mapping[int, Seen]) -> dict[int, str]
 
 
 def broken_by(
-    rank: int, mine: StepPosition, waited: float, others: Mapping[int, Seen], timeouts: Timeouts
+    rank: int,
+    mine: StepPosition,
+    since: float,
+    others: Mapping[int, Seen],
+    timeouts: Timeouts,
+    now: float,
 ) -> Broken | None:
     """Returns why a process waits in vain; None where it may go on waiting, or does not wait."""
+    waited = now - since
     if not (mine.inside or mine.ended):
         return None
     for other, seen in sorted(others.items()):
@@ -117,14 +111,15 @@ def broken_by(
         behind = place.ended and place.step <= mine.step
         if mine.inside and behind and waited >= END_SECONDS:
             return _unequal(other, place.step, rank, mine.step)
-        if mine.ended and place.inside and place.step >= mine.step and seen.still >= END_SECONDS:
+        stays = now - seen.still
+        if mine.ended and place.inside and place.step >= mine.step and stays >= END_SECONDS:
             return _unequal(rank, mine.step, other, place.step)
         apart = mine.inside and place.inside and place.action != mine.action
-        if apart and place.step == mine.step and min(waited, seen.still) >= END_SECONDS:
+        if apart and place.step == mine.step and min(waited, stays) >= END_SECONDS:
             first, second = (rank, other) if mine.action else (other, rank)
             return _unequal(first, mine.step, second, mine.step, mine.action or place.action)
     heartbeat, progress = timeouts.heartbeat_timeout, timeouts.progress_timeout
-    silent = {n: seen.lifeless for n, seen in others.items() if seen.lifeless >= heartbeat}
+    silent = {n: now - seen.alive for n, seen in others.items() if now - seen.alive >= heartbeat}
     if silent and waited >= heartbeat:
         names = ", ".join(f"worker:{other}" for other in sorted(silent))
         longest = max(silent.values())
@@ -135,15 +130,15 @@ def broken_by(
     excused = bool(mine.excuse) and not mine.ended
     if not progress or excused or waited < progress:
         return None
-    if any(seen.still < progress for seen in others.values() if not seen.position.ended):
+    training = {other: seen for other, seen in others.items() if not seen.position.ended}
+    if any(now - seen.still < progress for seen in training.values()):
         return None
-    late = {other: seen.position for other, seen in others.items() if not seen.position.inside}
-    late = {other: place for other, place in late.items() if not place.ended}
     lacks = "ended its training" if mine.ended else f"begun step {mine.step + 1}"
     doing = [
         f"worker:{other} has not {lacks}"
         + (f", its main thread is at {place.place}" if place.place else "")
-        for other, place in sorted(late.items())
+        for other, place in sorted((other, seen.position) for other, seen in training.items())
+        if not place.inside
     ]
     why = "; ".join(doing) or f"no process has completed step {mine.step + 1}"
     return Broken(f"no step was made for {waited:.0f} s (--progress-timeout): {why}")
@@ -190,14 +185,12 @@ class StragglerWatch:
         self._asked: float | None = None  # since when the store has not answered
         self._looked = self._judged = self._since  # when that was last done
         self._said = float("-inf")
-        self._seen: dict[int, _Known] = {}
-        self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._seen: dict[int, Seen] = {}
         self._changed = threading.Event()  # there is something to look at, or to say
-        self._met = threading.Event()  # all have ended
+        self._news = threading.Condition()  # that one of these three has changed
         self._broken: Broken | None = None
-        self._breaks = threading.Event()
-        self._stirred = threading.Event()  # that, or the end
+        self._met = False  # all have ended
+        self._over = False
         self._published = False  # all can read why it is broken
         self._threads: list[threading.Thread] = []
 
@@ -238,8 +231,8 @@ class StragglerWatch:
         """Waits until every process has ended its training."""
         if self._group.size == 1 or not self._threads:
             return
-        while not (self._met.wait(_SOON) or self._breaks.is_set()):
-            pass
+        with self._news:
+            self._news.wait_for(lambda: self._met or self._broken)
         self.check()
 
     def check(self) -> None:
@@ -250,15 +243,17 @@ class StragglerWatch:
     def reason(self, seconds: float) -> TriremeError | None:
         """Returns why a collective has failed, if the watch knows, or learns it in some seconds."""
         self._changed.set()
-        if not self._breaks.is_set() and self._threads:
-            self._breaks.wait(seconds)
+        if self._threads:
+            with self._news:
+                self._news.wait_for(lambda: self._broken, seconds)
         return None if self._broken is None else self._broken.error()
 
     def close(self) -> None:
         """Ends the threads; waits only briefly, as one may hang in a read."""
-        self._over.set()
+        with self._news:
+            self._over = True
+            self._news.notify_all()
         self._changed.set()
-        self._stirred.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(JOIN_SECONDS)
@@ -276,24 +271,26 @@ class StragglerWatch:
             data = self._group.get(f"at/{rank}") if rank != self._group.rank else None
             if data is not None:
                 self._note(rank, msgspec.msgpack.decode(data, type=StepPosition))
-        ended = [known.place.ended for known in self._seen.values()]
+        ended = [seen.position.ended for seen in self._seen.values()]
         if mine.ended and sum(ended) == self._group.size - 1:
-            self._met.set()
+            with self._news:
+                self._met = True
+                self._news.notify_all()
         self._looked, self._asked = self._clock.now(), None
 
     def _note(self, rank: int, place: StepPosition) -> None:
         now, known = self._clock.now(), self._seen.get(rank)
-        if known is not None and place.beat == known.place.beat:
-            if now - known.seen > BEAT_SECONDS:
+        if known is not None and place.beat == known.position.beat:
+            if now - known.heard > BEAT_SECONDS:
                 self._ask(rank, known)
             return
         still = now
-        if known and not place.excuse and place.place_in_loop == known.place.place_in_loop:
+        if known and not place.excuse and place.place_in_loop == known.position.place_in_loop:
             still = known.still
-        with self._lock:
-            self._seen[rank] = _Known(place, now, still, now)
+        with self._news:
+            self._seen[rank] = Seen(place, now, still, now)
 
-    def _ask(self, rank: int, known: _Known) -> None:
+    def _ask(self, rank: int, known: Seen) -> None:
         """Learns whether a silent process computes: of the kernel, or of others on its host."""
         used, key = self._used(rank), f"used/{rank}"
         if used is not None:
@@ -303,10 +300,11 @@ class StragglerWatch:
         if used is None:
             return
         now, before = self._clock.now(), known.used
-        with self._lock:
-            known.used = used, now
-            if before is not None and used - before[0] >= _SHARE * (now - before[1]):
-                known.alive = now
+        computes = before is not None and used - before[0] >= _SHARE * (now - before[1])
+        with self._news:
+            self._seen[rank] = replace(
+                known, used=(used, now), alive=now if computes else known.alive
+            )
 
     def _read_reason(self) -> None:
         mine, data = self._broken, self._group.get(BROKEN)
@@ -325,14 +323,12 @@ class StragglerWatch:
             self._asked = now
         if stalled:
             return  # this process was stopped itself, and has not looked since
-        with self._lock:
-            seen = {
-                rank: Seen(at.place, now - at.seen, now - at.still, now - at.alive)
-                for rank, at in self._seen.items()
-            }
-        waited, asked = now - self._since, self._asked
+        with self._news:
+            seen = dict(self._seen)
+        since, asked = self._since, self._asked
+        waited = now - since
         mine = replace(self._mine, excuse=self._excuse)
-        if self._met.is_set() or self._breaks.is_set():
+        if self._met or self._broken is not None:
             return
         if asked is not None and now - asked >= self._timeouts.heartbeat_timeout:
             if mine.inside or mine.ended:
@@ -341,50 +337,49 @@ class StragglerWatch:
                 self._break(Broken(f"{server} sent nothing for {silence}: stopped, or hanging"))
             return
         if now - self._looked < SILENCE_SECONDS:  # else what was seen is old
-            found = broken_by(self._group.rank, mine, waited, seen, self._timeouts)
+            found = broken_by(self._group.rank, mine, since, seen, self._timeouts, now)
             if found is not None:
-                self._changed.set()
                 self._break(found)
                 return
         if mine.inside and waited >= PATIENCE_SECONDS and now - self._said >= SAY_SECONDS:
-            late = stragglers(mine, seen)
+            late = stragglers(mine, seen, now)
             if late:
                 self._said = now
                 reason = "; ".join(f"worker:{rank} {known}" for rank, known in late.items())
                 self._say(reason, [f"worker:{rank}" for rank in late], waited)
 
     def _break(self, why: Broken) -> None:
-        with self._lock:
-            if self._broken is not None:
-                return
-            self._broken = why
+        with self._news:
+            self._broken = self._broken or why
+            self._news.notify_all()
         self._changed.set()
-        self._breaks.set()
-        self._stirred.set()
 
     def _run(self) -> None:
-        while not self._over.is_set():
+        while not self._over:
             try:
                 self.look()
             except (TriremeError, RuntimeError, ValueError) as error:
                 # The process group is closed or broken: the step itself fails and says more.
                 _log.debug("no more watching: %s", error)
                 return
-            if self._breaks.is_set() and self._published:
+            if self._broken is not None and self._published:
                 return  # what serves the store may end now
-            meets = self._mine.ended and not self._met.is_set()
+            meets = self._mine.ended and not self._met
             soon = _SOON * self._group.size if meets else BEAT_SECONDS
             self._changed.wait(min(BEAT_SECONDS, soon))
             self._changed.clear()
 
     def _run_judge(self) -> None:
-        while not self._over.is_set():
+        while not self._over:
             self.judge()
-            self._stirred.wait(BEAT_SECONDS)
-            if self._breaks.is_set():
-                self._over.wait(TELL_SECONDS)  # for the other thread to tell the others
-                self._group.interrupt()
-                return
+            with self._news:
+                self._news.wait_for(lambda: self._broken or self._over, BEAT_SECONDS)
+                if self._broken is None:
+                    continue
+                # For the other thread to tell the others.
+                self._news.wait_for(lambda: self._over, TELL_SECONDS)
+            self._group.interrupt()
+            return
 
 
 BROKEN = "broken"
