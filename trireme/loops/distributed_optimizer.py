@@ -157,6 +157,10 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
                 `DistributedSampler`, and without a slice of the data.
             count: the number of epochs in all.
             name: the data set's name, where a program trains on several.
+
+        Raises:
+            ConfigurationError: the loader is none, or its order cannot be dealt; or `count` is no
+                whole number of 0 or more.
         """
         return self._loop.data.epochs(loader, count, name)
 
@@ -173,6 +177,9 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
             loader: loads all examples; see `epochs`.
             epochs: after so many epochs of the job an iteration is empty; None for no end.
             name: the data set's name, where a program trains on several.
+
+        Raises:
+            ConfigurationError: as for `epochs`.
         """
         return self._loop.data.prepare(loader, epochs, name)
 
@@ -190,6 +197,9 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
             name: the name in checkpoints.
             held: an object with `state_dict` and `load_state_dict`. The state has numbers, text,
                 bytes, None, tensors, and lists and mappings of these; tuples come back as lists.
+
+        Raises:
+            ConfigurationError: another object has the name, or a checkpoint cannot hold its state.
         """
         return self._loop.kept.keep(name, held)
 
@@ -256,8 +266,10 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         """Loads hyper-parameters, and the optimizer's state where this process holds it.
 
         Where parameter servers run the optimizer, they hold its state: `state_dict()` has the
-        hyper-parameters only, and the job's checkpoints have the state. One with a state is refused
-        then.
+        hyper-parameters only, and the job's checkpoints have the state.
+
+        Raises:
+            ConfigurationError: it has a state, and parameter servers run the optimizer.
         """
         setup = self.worker.setup
         if state_dict["state"] and setup.served:
@@ -279,6 +291,9 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
         """Adds a group, which the next step takes over; with servers this call does.
 
         All processes must add the same, with the same values.
+
+        Raises:
+            ConfigurationError: the job trains the parameters that it began with.
         """
         if self.worker.backend.grows:
             self._given.add_param_group(param_group)

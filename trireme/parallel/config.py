@@ -27,6 +27,9 @@ class PipelineConfig:
             it.
         split: the names of the layers at which stages begin, without the first stage's; None
             balances the stages by their numbers of parameters.
+
+    Raises:
+        ConfigurationError: the schedule is unknown, or `microbatches` below 1.
     """
 
     schedule: str = "1f1b"
@@ -47,7 +50,11 @@ class PipelineConfig:
         return 2 if self.schedule == "interleaved" else 1
 
     def pieces(self, examples: int, stages: int) -> int:
-        """Returns the number of micro-batches of a batch, for `stages` processes."""
+        """Returns the number of micro-batches of a batch, for `stages` processes.
+
+        Raises:
+            ConfigurationError: the schedule cannot run with any possible number.
+        """
         wanted = 2 * stages if self.microbatches is None else self.microbatches
         unit = stages if self.schedule == "interleaved" else 1
         for count in range(min(wanted, examples), 0, -1):

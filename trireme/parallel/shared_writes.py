@@ -56,7 +56,11 @@ class SharedWrites(ValueWatch):
         return {name: each._version for name, each in parameters.items() if is_dtensor(each)}
 
     def agree(self, totals: Sequence[float], processes: int, total: Total) -> None:
-        """Checks the sums of the votes: that all processes have written the same, or none."""
+        """Checks the sums of the votes: that all processes have written the same, or none.
+
+        Raises:
+            ConfigurationError: they have not.
+        """
         count, digests, squares, written = totals
         if not count or (count == processes and digests**2 == squares * count):
             return

@@ -60,6 +60,9 @@ class TableModule(ExtensionLayer):
         ids: batch -> the ids that the module looks up for it, as one tensor. Where it is given, the
             rows of the next batch come with the answer to a push. Otherwise they are requested when
             the module is called.
+
+    Raises:
+        ConfigurationError: an argument is out of range.
     """
 
     kind = "tables"

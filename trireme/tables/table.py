@@ -117,8 +117,11 @@ class Table:
         An update is a touch of its key. The touch number `admit_after` makes the row, and its
         update is the first that is applied to it; those of earlier touches are only counted. Each
         key is there once: `unique` and `sum_rows` make them so. The global `step` is from 1 on, and
-        `hyper` has hyper-parameters that have changed since the last push. Where an argument is
-        wrong, the table is full, or there is no memory for new rows, nothing has changed.
+        `hyper` has hyper-parameters that have changed since the last push.
+
+        Raises:
+            Rejected, ConfigurationError: an argument is not as it should be, or the table is full.
+            MemoryError: there is no memory for new rows. Nothing has changed, in either case.
         """
         keys = self._checked_keys(keys)
         shape = (keys.size, self.spec.width)

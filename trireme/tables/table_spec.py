@@ -241,6 +241,9 @@ class TableSpec(msgspec.Struct, frozen=True):
             counted and not applied.
         drop_after: the number of steps after which a key that no update touched is dropped; 0 for
             never.
+
+    Raises:
+        ConfigurationError: a value is out of range, or values contradict each other.
     """
 
     name: Name

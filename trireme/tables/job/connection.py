@@ -88,6 +88,9 @@ class Connection:
             optimizer: what an update does: `Add` adds it; others take it as a gradient. See
                 `trireme.tables.table_spec`.
             initializer: the first values.
+
+        Raises:
+            ConfigurationError: an argument is out of range, or the job was joined before.
         """
         found = (shape,) if isinstance(shape, int) else tuple(shape)
         if len(found) not in (1, 2) or min(found) < 1:
@@ -117,6 +120,9 @@ class Connection:
         """Creates a sparse table: rows by int64 key, made when they are first updated.
 
         See `create` and `trireme.tables.table_spec.TableSpec` for the arguments.
+
+        Raises:
+            ConfigurationError: an argument is out of range, or the job was joined before.
         """
         kind = name_of(dtype)
         self._create(TableSpec(name, width, optimizer, kind, initializer, admit_after, drop_after))
@@ -182,6 +188,9 @@ class Connection:
         Returns:
             The array; or rows, of the shape of the keys with a further dimension. Keys that were
             never updated have their first values.
+
+        Raises:
+            ConfigurationError: there is no such array or table, or a key is out of range.
         """
         place, spec = self._place(name)
         array = self._arrays.get(name)
@@ -369,6 +378,10 @@ def connect(
         worker: with `servers`, the index of this worker, from 0.
         workers: with `servers`, the number of workers that the servers were started for.
         options: `strategy`, `checkpoint`, `resume` and `seed`, as of `trireme.Session`.
+
+    Raises:
+        ConfigurationError: an option is unknown or out of range, the launch asks for what tables
+            do not know, or `servers` is given in a process that was launched as a task.
     """
     for name in options:
         if name not in _OPTIONS:
