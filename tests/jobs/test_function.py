@@ -18,10 +18,10 @@ from trireme.errors import ConfigurationError
 from trireme.jobs.function import (
     call,
     function_name,
-    new_result,
     pack_call,
     read_result,
 )
+from trireme.launch.config.secret import nameless_file
 from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.exit_reason import LauncherPipe
 from trireme.launch.process_setup.program import run_body
@@ -37,7 +37,7 @@ def called(function: Any, *args: Any, result: IO[bytes], index: int = 0, **task:
 
 @pytest.fixture
 def result() -> IO[bytes]:
-    return new_result()
+    return nameless_file("result")
 
 
 def test_a_closure_with_a_module_comes_and_its_result_goes_back(result: IO[bytes]) -> None:

@@ -56,9 +56,7 @@ class ClusterSpec:
     @property
     def coordinator_address(self) -> str:
         """The coordinator's address: its own, else that of `ps:0`; "" if there is neither."""
-        if self.coordinator is not None:
-            return self.coordinator
-        return self.ps[0] if self.ps else ""
+        return self.coordinator or next(iter(self.ps), "")
 
     def address(self, role: str, index: int) -> str:
         """Returns the `host:port` of a task."""

@@ -26,8 +26,8 @@ from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.environment import detect
 
 _HEADER = struct.Struct("<qq")
-"""The index of the worker that has returned the result, and the length of the pickle after it."""
-_EMPTY = _HEADER.pack(-1, 0)
+"""One more than the index of the worker that has returned the result, and the length of the pickle
+after it; zeros, or nothing, where none has."""
 _SOURCES_LENGTH = 1 << 22
 
 
@@ -108,28 +108,21 @@ def _read_all(fd: int) -> bytes:
     return bytes(data)
 
 
-def new_result() -> IO[bytes]:
-    """Returns a nameless file for what a function returns."""
-    file = nameless_file("result")
-    _write_all(file, _EMPTY)
-    return file
-
-
 def read_result(file: IO[bytes]) -> object:
     """Returns what the chief has returned; None if no worker has returned anything.
 
     Call it after all workers have ended. It unpickles what they wrote, and so runs code of theirs.
     """
-    data = _read_all(file.fileno())
-    index, length = _HEADER.unpack_from(data)
-    if index < 0:
+    data = _read_all(file.fileno()).ljust(_HEADER.size, b"\0")
+    number, length = _HEADER.unpack_from(data)
+    if not number:
         return None
     try:
         value: object = pickle.loads(memoryview(data)[_HEADER.size : _HEADER.size + length])
     except Exception as error:  # whatever the objects' own code raises
         raise ConfigurationError(
-            f"what worker:{index} returned cannot be read here: {type(error).__name__}: {error}. "
-            "Return numbers, tensors, or a state_dict()"
+            f"what worker:{number - 1} returned cannot be read here: {type(error).__name__}: "
+            f"{error}. Return numbers, tensors, or a state_dict()"
         ) from error
     return value
 
@@ -186,13 +179,13 @@ def _leave(fd: int, index: int, value: object) -> None:
         ) from error
     with os.fdopen(fd, "r+b", buffering=0) as file:
         fcntl.lockf(file, fcntl.LOCK_EX)  # a lock of this process, which ends with it
-        before, _ = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
-        if 0 <= before < index:
+        before, _ = _HEADER.unpack(os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0"))
+        if 0 < before <= index:
             return
-        os.pwrite(fd, _EMPTY, 0)  # a worker that is killed here leaves nothing
+        os.ftruncate(fd, 0)  # a worker that is killed here leaves nothing
         file.seek(_HEADER.size)
         _write_all(file, data)
-        os.pwrite(fd, _HEADER.pack(index, len(data)), 0)
+        os.pwrite(fd, _HEADER.pack(index + 1, len(data)), 0)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import msgspec
 from trireme.cli.run import configuration, prepare
 from trireme.errors import ConfigurationError, JobStopped, TriremeError, WaitTimeout, suggestion
 from trireme.job_config import LAUNCH_CALL
-from trireme.jobs.function import function_name, new_result, pack_call
+from trireme.jobs.function import function_name, pack_call
 from trireme.jobs.job import LaunchedJob
 from trireme.jobs.messages import Order
 from trireme.launch.config.secret import nameless_file
@@ -193,7 +193,7 @@ def _start_function(
         )
     name = function_name(function)
     with pack_call(function, args) as call:
-        result = new_result()
+        result = nameless_file("result")
         task = task.inheriting(call=call.fileno(), result=result.fileno())
         order = Order(task, (MODULE, "trireme.jobs.function", f"{name}()"), name)
         return _start(order, result, verbose)

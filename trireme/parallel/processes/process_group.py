@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import stat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from datetime import timedelta
 from functools import cache, partial
 
 import numpy as np
+import psutil
 import torch
 import torch.distributed as dist
 from safetensors.torch import load as load_bytes
@@ -76,7 +76,7 @@ class TorchProcessGroup(ProcessGroup):
         self.coordinates = config.mesh.coordinates(config.rank)
         self.output_part = self.mesh.parts - 1  # has the model's outputs; a graph may change it
         self._config = config
-        before = _sockets()
+        before = _connections()
         self._met_at = _rendezvous(config)
         shape = tuple(getattr(self.mesh, axis) for axis in AXES)
         self._devices = init_device_mesh(self.device.type, shape, mesh_dim_names=AXES)
@@ -87,7 +87,9 @@ class TorchProcessGroup(ProcessGroup):
         if self.mesh.replicas > 1:
             self.replicas = self._devices["dp", "fsdp"]._flatten().get_group()
         # Each pair of processes is connected when a group is made.
-        self._sockets = {fd: node for fd, node in _sockets().items() if before.get(fd) != node}
+        self._connections = {
+            fd: ends for fd, ends in _connections().items() if before.get(fd) != ends
+        }
         # A gloo thread that releases an operation takes Python's lock for its tensors. If the
         # interpreter ends at that moment, the process aborts: so the last operations are kept.
         self._recent: deque[object] = deque(maxlen=_RECENT)
@@ -245,12 +247,9 @@ class TorchProcessGroup(ProcessGroup):
         the store stay.
         """
         port = int(self._config.address.rpartition(":")[2] or 0)
-        for fd, node in _sockets().items():
-            if self._sockets.get(fd) != node:
-                continue
-            with suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
-                ends = ours.getsockname(), ours.getpeername()  # none of one that listens
-                if port not in [end[1] for end in ends]:
+        for fd, ends in _connections().items():
+            if self._connections.get(fd) == ends and port not in ends[1::2]:
+                with suppress(OSError), socket.socket(fileno=os.dup(fd)) as ours:
                     ours.shutdown(socket.SHUT_RDWR)
 
     def close(self, *, together: bool) -> None:
@@ -393,11 +392,9 @@ def _refuse_shared_gpus(store: Store, config: ProcessGroupConfig) -> None:
         )
 
 
-def _sockets() -> dict[int, int]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            status = os.fstat(int(name))
-            if stat.S_ISSOCK(status.st_mode):
-                found[int(name)] = status.st_ino
-    return found
+def _connections() -> dict[int, tuple[str | int, ...]]:
+    """Returns the hosts and ports of both ends of this process's connections, by descriptor."""
+    open_ = psutil.Process().net_connections("tcp")
+    return {
+        each.fd: (*each.laddr, *each.raddr) for each in open_ if each.status != psutil.CONN_LISTEN
+    }
