@@ -33,6 +33,9 @@ class GraphConfig:
             take, with their parameters, gradients and optimizer state; None for no limit.
         example: inputs of the model: a tensor, or a tuple or dict of arguments. With it no process
             needs memory for the whole model; None captures the model at the first step.
+
+    Raises:
+        ConfigurationError: the algorithm is unknown, or a number is below 1.
     """
 
     placement: Mapping[str, str] = field(default_factory=dict)
@@ -69,7 +72,11 @@ class GraphConfig:
 
     @property
     def memory_bytes(self) -> int | None:
-        """The memory limit in bytes; None for none."""
+        """The memory limit in bytes; None for none.
+
+        Raises:
+            ConfigurationError: it is a text that is no size.
+        """
         if not isinstance(self.memory_limit, str):
             return self.memory_limit
         try:

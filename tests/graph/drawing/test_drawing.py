@@ -49,7 +49,7 @@ def picture() -> Picture:
     decider = Decider.of(config, torch.optim.SGD(model.parameters(), lr=0.1), 0)
     example = Example((inputs[:3],), {}, lambda outputs, targets: outputs.sum())
     captured = capture(model, (inputs,))
-    return decider.decide(captured, model, example, hardware=hardware, homes={}).picture("Towers")
+    return decider.decide(captured, model, example, hardware=hardware, homes={})[1]
 
 
 def test_the_text_has_each_section_in_lines_of_a_terminal(picture: Picture) -> None:

@@ -43,6 +43,9 @@ def device(name: str) -> Iterator[None]:
 
     Args:
         name: `worker:1`, `worker:1/cuda:0`, `worker:1/cpu`, or, for parameters only, `ps:0`.
+
+    Raises:
+        ConfigurationError: the name has another form.
     """
     token = _open.set((*_open.get(), check_device(name)))
     parameters = register_module_parameter_registration_hook(_remember_parameter)

@@ -114,8 +114,8 @@ class Picture:
     places: tuple[str, ...]  # the names of the places, by their numbers
     placement: Placement
     hardware: Hardware
-    micro_batches: int = 1
-    model: str = ""  # the name of the model's class
+    micro_batches: int
+    model: str  # the name of the model's class
 
     @classmethod
     def of(
@@ -124,9 +124,8 @@ class Picture:
         placement: Placement,
         costs: CostGraph,
         hardware: Hardware,
-        *,
-        micro_batches: int = 1,
-        model: str = "",
+        micro_batches: int,
+        model: str,
     ) -> Self:
         """Returns what is to be shown of a placed model."""
         numbers = hardware.numbers

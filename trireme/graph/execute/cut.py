@@ -13,7 +13,7 @@ and receive nodes.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter, getitem
@@ -32,6 +32,7 @@ from trireme.graph.execute.node_groups import (
     copy_returned_buffers,
     differentiable,
     everywhere,
+    reached,
 )
 from trireme.graph.execute.sizes import read_sizes_of_inputs
 
@@ -162,8 +163,7 @@ class _Cutter:
 
     def _found_depths(self) -> dict[fx.Node, int]:
         """Returns the depth of each operation; those that share changed memory have the same."""
-        groups = self._changed
-        least: Counter[fx.Node] = Counter()
+        least: dict[fx.Node, int] = {}
         order = [
             node for node in self._graph.nodes if node in self._places and node.op != "get_attr"
         ]
@@ -172,13 +172,12 @@ class _Cutter:
             for node in order:
                 before = [each for each in node.all_input_nodes if each in depths]
                 found = [depths[each] + (not self._is_local(each, node)) for each in before]
-                depths[node] = max([*found, least[node]])
-            uneven = [nodes for nodes in groups if len({depths[node] for node in nodes}) > 1]
+                depths[node] = max([*found, least.get(node, 0)])
+            uneven = [nodes for nodes in self._changed if len({depths[node] for node in nodes}) > 1]
             if not uneven:
                 return depths
             for nodes in uneven:
-                deepest = max(depths[node] for node in nodes)
-                least.update({node: deepest - least[node] for node in nodes})
+                least |= dict.fromkeys(nodes, max(depths[node] for node in nodes))
             if max(depths.values()) > len(order):
                 names = ", ".join(node.name for node in uneven[0])
                 raise ConfigurationError(
@@ -198,29 +197,21 @@ class _Cutter:
         for nodes in self._changed:
             for node in nodes:
                 beside[node] += nodes
-        found: set[fx.Node] = {self._output}  # which is late
-        open_ = [
+        sent = [
             each
             for node in self._depths
             for each in node.all_input_nodes
             if each in self._depths and not self._is_local(each, node)
         ]
-        while open_:
-            node = open_.pop()
-            if node in found:
-                continue
-            found.add(node)
-            near = [*node.all_input_nodes]
-            if not isinstance(node.meta.get("val"), torch.Tensor):
-                near += node.users
-            which = self._depths[node], self._places[node]
-            open_ += [
-                each
-                for each in near
-                if each in self._depths and (self._depths[each], self._places[each]) == which
-            ]
-            open_ += beside[node]
-        return found - {self._output}
+
+        def needed(node: fx.Node) -> list[fx.Node]:
+            tensor = isinstance(node.meta.get("val"), torch.Tensor)
+            near = (*node.all_input_nodes, *(() if tensor else node.users))
+            known = [each for each in near if each in self._depths and each is not self._output]
+            same = [e for e in known if self._depths[e] == self._depths[node]]
+            return [each for each in same if self._is_local(each, node)] + beside[node]
+
+        return reached(sent, needed)
 
     def _segment_of(self, node: fx.Node) -> tuple[int, int, int]:
         return self._depths[node], self._places[node], int(node not in self._early)
@@ -286,7 +277,11 @@ class _Cutter:
         """Returns the segment of some nodes, of none for the last one, which returns `leaves`."""
         depth, place, part = which
         graph, here = fx.Graph(), dict[fx.Node, fx.Node]()
-        needed = self._needed(nodes, leaves)
+        used = [each for node in nodes for each in node.all_input_nodes]
+        used += [each for each in leaves if isinstance(each, fx.Node)]
+        needed = reached(
+            [*nodes, *used], lambda it: it.all_input_nodes if it in self._everywhere else ()
+        )
         receives = [
             each
             for each in self._graph.nodes
@@ -304,18 +299,6 @@ class _Cutter:
         outputs = tuple(each.name for each in leaves) if nodes else ()
         module = rebuild(self._module, graph)
         return Segment(place, depth, part, module, names, tuple(inputs), outputs)
-
-    def _needed(self, nodes: Iterable[fx.Node], leaves: Iterable[Any]) -> set[fx.Node]:
-        needed = set(nodes)
-        open_ = [each for node in nodes for each in node.all_input_nodes]
-        open_ += [each for each in leaves if isinstance(each, fx.Node)]
-        while open_:
-            node = open_.pop()
-            if node not in needed:
-                needed.add(node)
-                if node in self._everywhere:
-                    open_ += node.all_input_nodes
-        return needed
 
 
 def fingerprint(cut: Cut) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from itertools import product
 from operator import attrgetter, getitem
 from typing import Any
 
@@ -106,12 +107,14 @@ def differentiable(
     def shared(node: fx.Node) -> fx.Node:
         return memory.group(node) if memory.changes(node) else node
 
-    ways: list[tuple[fx.Node, fx.Node]] = []
+    ahead: dict[fx.Node, list[fx.Node]] = defaultdict(list)
+    behind: dict[fx.Node, list[fx.Node]] = defaultdict(list)
     for node in (each for each in graph.nodes if each.op == "call_function"):
         changed = written(node)
         if node.target not in _DETACHING and (changed or _is_floating(node.meta.get("val"))):
-            for after in (node, *changed):
-                ways += [(shared(before), shared(after)) for before in node.all_input_nodes]
+            for before, after in product(node.all_input_nodes, (node, *changed)):
+                ahead[shared(before)].append(shared(after))
+                behind[shared(after)].append(shared(before))
     attributes = {node: value_of(node) for node in graph.find_nodes(op="get_attr")}
     parameters = [
         shared(node)
@@ -119,7 +122,7 @@ def differentiable(
         if isinstance(value, torch.Tensor) and value.requires_grad
     ]
     returned = [shared(node) for node in graph.output_node().all_input_nodes]
-    found = _reached(parameters, ways) & _reached(returned, [(b, a) for a, b in ways])
+    found = reached(parameters, ahead.__getitem__) & reached(returned, behind.__getitem__)
     return {
         node
         for node in graph.nodes
@@ -128,17 +131,16 @@ def differentiable(
     }
 
 
-def _reached(starts: Iterable[fx.Node], ways: Iterable[tuple[fx.Node, fx.Node]]) -> set[fx.Node]:
-    following: dict[fx.Node, list[fx.Node]] = defaultdict(list)
-    for one, other in ways:
-        following[one].append(other)
+def reached(
+    starts: Iterable[fx.Node], following: Callable[[fx.Node], Iterable[fx.Node]]
+) -> set[fx.Node]:
+    """Returns some nodes, and all to which `following` leads from them."""
     open_ = list(starts)
     found = set(open_)
     while open_:
-        for each in following[open_.pop()]:
-            if each not in found:
-                found.add(each)
-                open_.append(each)
+        new = set(following(open_.pop())) - found
+        found |= new
+        open_ += new
     return found
 
 

@@ -60,6 +60,9 @@ def place(
     durations are less certain than those of computations. But everything stays on one device, as
     far as the constraints allow it, unless another placement makes the risk smaller by `GAIN`.
     The search looks at `evaluations` placements at most.
+
+    Raises:
+        ConfigurationError: no placement that was found fits, or impossible constraints.
     """
     problem = problem_of(graph, hardware, constraints or Constraints(), micro_batches)
     if algorithm == "best":

@@ -126,18 +126,14 @@ def _depth_first(costs: Costs) -> list[int]:
     inputs, order = _inputs(costs), list[int]()
     seen = [False] * len(inputs)
     read = {maker for makers in inputs for maker in makers}
-    for last in (node for node in range(len(inputs)) if node not in read):
-        stack = [(last, iter(inputs[last]))]
-        seen[last] = True
-        while stack:
-            node, rest = stack[-1]
-            maker = next((each for each in rest if not seen[each]), None)
-            if maker is None:
-                order.append(node)
-                stack.pop()
-            else:
-                seen[maker] = True
-                stack.append((maker, iter(inputs[maker])))
+    stack = [node for node in reversed(range(len(inputs))) if node not in read]
+    while stack:
+        node = stack.pop()
+        if node < 0:  # all before it are in the order
+            order.append(~node)
+        elif not seen[node]:
+            seen[node] = True
+            stack += [~node, *reversed(inputs[node])]
     return order
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -64,6 +66,20 @@ _Levels = list[list[_Segment]]
 """Segments by their depths, and of one depth in the order of execution."""
 
 
+@lru_cache
+def schedule(depths: int, trained: tuple[bool, ...]) -> list[tuple[bool, int, int]]:
+    """Returns (whether backward, depth, micro-batch), for so many depths, in the order of a step.
+
+    The order is that of `trireme.graph.execute.plan`; what is not `trained` is computed forward.
+    """
+    keyed: list[tuple[int, bool, int, int]] = []
+    for depth, (number, backward) in product(range(depths), enumerate(trained)):
+        keyed.append((depth + 2 * number, False, depth, number))
+        if backward:
+            keyed.append((2 * depths - 1 - depth + 2 * number, True, -depth, number))
+    return [(back, abs(depth), number) for _, back, depth, number in sorted(keyed)]
+
+
 class Simulator:
     """Executes placements of one graph by the rules of `trireme.graph.place.prediction.predict`."""
 
@@ -88,7 +104,6 @@ class Simulator:
         limits = [device.memory_bytes for device in hardware.devices]
         self.limits = np.array([np.inf if each is None else each for each in limits])
         self.held: Floats = costs.resident + costs.activation  # whatever the placement
-        self._orders: dict[int, list[tuple[bool, int, int]]] = {}
         self._nodes = np.arange(len(costs.forward))
         self._numbers = np.arange(self.devices)[:, None]
         # Of each reading.
@@ -209,7 +224,7 @@ class Simulator:
             for arrived in arrivals:
                 arrived[number] = free[link]
         final = self.micro_batches - 1
-        for back, depth, micro_batch in self._order(len(forward)):
+        for back, depth, micro_batch in schedule(len(forward), (True,) * self.micro_batches):
             segments = (last if micro_batch == final else backward) if back else forward
             arrived = arrivals[micro_batch]
             for device, seconds, receives, sends in segments[depth]:
@@ -232,14 +247,6 @@ class Simulator:
                 now[sender] = max(time, arrivals[final][number])
         updates: list[float] = self._updates(parts).tolist()
         return max(time + update for time, update in zip(now, updates, strict=True))
-
-    def _order(self, depths: int) -> list[tuple[bool, int, int]]:
-        if depths not in self._orders:
-            pairs = [(at, number) for at in range(depths) for number in range(self.micro_batches)]
-            keyed = [(at + 2 * number, False, at, number) for at, number in pairs]
-            keyed += [(2 * depths - 1 - at + 2 * number, True, -at, number) for at, number in pairs]
-            self._orders[depths] = [(back, abs(at), each) for _, back, at, each in sorted(keyed)]
-        return self._orders[depths]
 
     def _segment_seconds(self, parts: Parts) -> tuple[Floats, Floats]:
         """Returns what segments take, forward and backward, by depth, (early, late) and device."""

@@ -24,7 +24,7 @@ from trireme.graph.measure.measurement import Measurement, measure
 from trireme.graph.measure.updates import state_factor, update_seconds
 from trireme.graph.place.costs import CostGraph, Hardware
 from trireme.graph.place.placement import Placement, place
-from trireme.graph.place.requests import Requests, matched, resolve
+from trireme.graph.place.requests import matched, resolve
 from trireme.ps.optimizers import members
 from trireme.session.loss import Loss, scalar
 from trireme.tensors import map_tensors
@@ -50,40 +50,6 @@ class Decision(msgspec.Struct, frozen=True):
     table: str = ""  # the placement as a table, where it is to be logged
     modules: dict[str, str] = {}  # the name of the place of most operations of each module
     error: str = ""  # why there is no placement; "" if there is one
-
-
-@dataclass(frozen=True, eq=False)
-class Placed:
-    """A placement, and what it was made of."""
-
-    captured: Capture
-    costs: CostGraph
-    hardware: Hardware
-    placement: Placement
-    config: GraphConfig
-    requests: Requests
-
-    @property
-    def decision(self) -> Decision:
-        """What other processes need to know of it."""
-        numbers = self.hardware.numbers
-        placement = {name: numbers[device] for name, device in self.placement.devices.items()}
-        picture = self.picture()
-        table = placement_table(picture) if self.config.log_placement else ""
-        summary, unmet = _summary(self), self.requests.unmet
-        modules = picture.module_places
-        return Decision(placement, placement[OUTPUT], summary, unmet, table, modules)
-
-    def picture(self, model: str = "") -> Picture:
-        """Returns what is to be shown of it."""
-        return Picture.of(
-            self.captured.module,
-            self.placement,
-            self.costs,
-            self.hardware,
-            micro_batches=self.config.pieces,
-            model=model,
-        )
 
 
 @dataclass(frozen=True)
@@ -121,8 +87,12 @@ class Decider:
         *,
         hardware: Hardware,
         homes: Mapping[str, str],
-    ) -> Placed:
-        """Returns where each operation is computed, and why."""
+    ) -> tuple[Decision, Picture]:
+        """Returns where each operation is computed, and what is to be shown of it.
+
+        Raises:
+            ConfigurationError: a request is malformed or names nothing, or no placement is found.
+        """
         config, module, graph = self.config, captured.module, captured.module.graph
         wanted = {**matched(graph, config.placement), **requested(module, model), **homes}
         names = {node.name: str(node.target) for node in graph.find_nodes(op="get_attr")}
@@ -155,7 +125,19 @@ class Decider:
             micro_batches=config.pieces,
             algorithm=config.algorithm,  # type: ignore[arg-type]
         )
-        return Placed(captured, costs, hardware, placement, config, requests)
+        picture = Picture.of(
+            module, placement, costs, hardware, config.pieces, type(model).__name__
+        )
+        numbers = {name: hardware.numbers[device] for name, device in placement.devices.items()}
+        decision = Decision(
+            numbers,
+            numbers[OUTPUT],
+            _summary(placement, costs, config.pieces, free=not requests.constraints.pinned),
+            requests.unmet,
+            placement_table(picture) if config.log_placement else "",
+            picture.module_places,
+        )
+        return decision, picture
 
     def measure(self, captured: Capture, example: Example) -> Measurement:
         """Returns the costs of the operators.
@@ -193,14 +175,13 @@ def plain_inputs(
     return map_tensors(tuple(args), plain), map_tensors(dict(kwargs), plain)
 
 
-def _summary(placed: Placed) -> str:
-    """Returns a sentence about a placement."""
-    found, pieces = placed.placement, placed.config.pieces
-    # Else each algorithm keeps to the requests, and none has everything on one device.
-    free = not placed.requests.constraints.pinned
-    operators = [
-        each.name for each in placed.costs.operations if not each.stored and each.name != OUTPUT
-    ]
+def _summary(found: Placement, costs: CostGraph, pieces: int, *, free: bool) -> str:
+    """Returns a sentence about a placement.
+
+    Where operations are not `free`, each algorithm keeps to the requests, and none has everything
+    on one device.
+    """
+    operators = [each.name for each in costs.operations if not each.stored and each.name != OUTPUT]
     counts = Counter(found.devices[name] for name in operators)
     devices = [each.device for each in found.prediction.devices]
     shares = ", ".join(f"{counts[place] or 'no'} operators on {place}" for place in devices)

@@ -43,9 +43,11 @@ class DrawingComputation(Computation):
         )
         decider = Decider.of(config, setup.optimizer, task.servers)
         captured = captured_graph(setup.model, *plain_inputs(args, kwargs))
-        placed = decider.decide(captured, setup.model, example, hardware=hardware, homes={})
-        print(text(placed.picture(type(setup.model).__name__)))
-        for line in placed.requests.unmet:
+        decision, picture = decider.decide(
+            captured, setup.model, example, hardware=hardware, homes={}
+        )
+        print(text(picture))
+        for line in decision.warnings:
             print(f"warning: {line}")
         if workers > 1:
             print(

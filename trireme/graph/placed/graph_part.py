@@ -177,9 +177,9 @@ class GraphPart(MeshPart):
         if group.is_chief:
             homes = self._requested_homes(captured)
             try:
-                decision = self._decider.decide(
+                decision, _ = self._decider.decide(
                     captured, self.modules[0], example, hardware=hardware, homes=homes
-                ).decision
+                )
             except ConfigurationError as error:
                 decision = Decision(error=str(error))
             data = msgspec.msgpack.encode(decision)
