@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
@@ -90,17 +91,7 @@ class Simulator:
         self.devices = len(hardware.devices)
         numbers = range(self.devices)
         self.links = [hardware.between(one, other) for one in numbers for other in numbers]
-        self._rates: Floats = np.array(
-            [
-                (
-                    link.latency_seconds,
-                    1 / link.bytes_per_second,
-                    link.work_seconds,
-                    link.work_byte_seconds,
-                )
-                for link in self.links
-            ]
-        )
+        self._rates: Floats = np.array([astuple(link) for link in self.links])
         limits = [device.memory_bytes for device in hardware.devices]
         self.limits = np.array([np.inf if each is None else each for each in limits])
         self.held: Floats = costs.resident + costs.activation  # whatever the placement
@@ -192,8 +183,8 @@ class Simulator:
         return ways * np.where(parts.transfers.stored, 1, self.micro_batches)
 
     def _on_links(self, links: Ints, sizes: Floats) -> tuple[Floats, Floats]:
-        latency, byte, work, work_byte = self._rates[links].T
-        return latency + sizes * byte, work + sizes * work_byte
+        latency, bandwidth, work, work_byte = self._rates[links].T
+        return latency + sizes / bandwidth, work + sizes * work_byte
 
     def busy_seconds(self, parts: Parts) -> Floats:
         """Returns how long each device computes in a step."""
@@ -272,10 +263,14 @@ class Simulator:
         away = (keys[readers] * self.devices + receivers).tolist()
         computed = ~stored
 
-        def exchanged(
-            sent: Bools, received: Bools, links: Ints, begin: list[int], end: list[int]
-        ) -> tuple[dict[int, list[_Send]], dict[int, list[_Receive]]]:
-            """Returns what each segment sends from `begin` and receives at `end`."""
+        ways = (
+            (senders * self.devices + receivers, here, away),
+            (receivers * self.devices + senders, away, here),
+        )
+
+        def levels(seconds: Floats, sent: Bools, received: Bools, *, back: bool) -> _Levels:
+            """Returns the segments that do something; backward the late one of a depth first."""
+            links, begin, end = ways[back]
             durations, work = self._on_links(links, sizes)
             sends: dict[int, list[_Send]] = {}
             receives: dict[int, list[_Receive]] = {}
@@ -288,34 +283,18 @@ class Simulator:
                     sends.setdefault(begin[number], []).append((number, link, duration, own))
                 if receives_it:
                     receives.setdefault(end[number], []).append((number, other))
-            return sends, receives
+            found: _Levels = [[] for _ in seconds]
+            each: list[float] = seconds.ravel().tolist()
+            busy = {*np.flatnonzero(seconds).tolist(), *sends, *receives}
+            for key in sorted(busy, reverse=back):
+                depth, device = key // (2 * self.devices), key % self.devices
+                found[depth].append(
+                    _Segment(device, each[key], receives.get(key, ()), sends.get(key, ()))
+                )
+            return found
 
-        ahead, behind = senders * self.devices + receivers, receivers * self.devices + senders
-        there = self._levels(
-            forward, *exchanged(computed, np.ones_like(stored), ahead, here, away), step=1
-        )
-        last = self._levels(
-            backward, *exchanged(returns, returns & computed, behind, away, here), step=-1
-        )
-        back = last
-        if self.micro_batches > 1 and (returns & stored).any():
-            waited = returns & computed
-            back = self._levels(backward, *exchanged(waited, waited, behind, away, here), step=-1)
-        return there, back, last
-
-    def _levels(
-        self,
-        seconds: Floats,
-        sends: dict[int, list[_Send]],
-        receives: dict[int, list[_Receive]],
-        step: int,
-    ) -> _Levels:
-        """Returns the segments that do something; with `step` -1 the late one of a depth first."""
-        levels: _Levels = [[] for _ in seconds]
-        each: list[float] = seconds.ravel().tolist()
-        busy = {*np.flatnonzero(seconds).tolist(), *sends, *receives}
-        for key in sorted(busy)[::step]:
-            levels[key // (2 * self.devices)].append(
-                _Segment(key % self.devices, each[key], receives.get(key, ()), sends.get(key, ()))
-            )
-        return levels
+        there = levels(forward, computed, np.ones_like(stored), back=False)
+        waited = returns & computed
+        last = levels(backward, returns, waited, back=True)
+        differs = self.micro_batches > 1 and bool((returns & stored).any())
+        return there, levels(backward, waited, waited, back=True) if differs else last, last
