@@ -5,7 +5,7 @@ It traces the real pass: nothing is computed twice, and no value changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
@@ -57,11 +57,10 @@ class ForwardTracer:
     ) -> None:
         self._model = model
         self._observe = observe
-        self._names = Names(name.replace(".", "/") for name, _ in model.named_modules())
         # (name in the model, scope) of the modules that compute, innermost last.
         self._scopes: list[tuple[str, str]] = []
         self._scopes_used: set[str] = set()
-        self._tracer: Any = _DispatchTracer(self._names, self._scopes, model, task)
+        self._tracer: Any = _DispatchTracer(self._scopes, model, task)
         self._handles: list[RemovableHandle] = []
         self._began = False
 
@@ -117,7 +116,7 @@ class ForwardTracer:
         if outer and name.startswith(f"{outer}."):
             scope = f"{outer_scope}/{name[len(outer) + 1 :].replace('.', '/')}"
         if scope in self._scopes_used:
-            scope = self._names.unique(scope)
+            scope = self._tracer.unique(scope)
         self._scopes_used.add(scope)
         return scope
 
@@ -142,32 +141,15 @@ def graph_of(model: nn.Module, inputs: Any) -> Graph:
     return watch.graph
 
 
-class Names:
-    """Makes unique names."""
-
-    def __init__(self, taken: Iterator[str]) -> None:
-        self._taken = set(taken)
-        self._last: dict[str, int] = {}
-
-    def unique(self, name: str) -> str:
-        found = name
-        while found in self._taken:
-            self._last[name] = self._last.get(name, 0) + 1
-            found = f"{name}_{self._last[name]}"
-        self._taken.add(found)
-        return found
-
-
 class _DispatchTracer(TorchDispatchMode):
     """Records every operation below autograd, with its actual tensors."""
 
-    def __init__(
-        self, names: Names, scopes: Sequence[tuple[str, str]], model: nn.Module, task: str
-    ) -> None:
+    def __init__(self, scopes: Sequence[tuple[str, str]], model: nn.Module, task: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nodes: list[Node] = []
         self.recording = True  # else operations are computed only
-        self._names = names
+        self._taken = {name.replace(".", "/") for name, _ in model.named_modules()}  # names
+        self._last: dict[str, int] = {}  # the number behind the newest of each name
         self._scopes = scopes
         self._task = task
         self._makers: Any = WeakTensorKeyDictionary()  # tensor -> the name of the node that made it
@@ -178,6 +160,14 @@ class _DispatchTracer(TorchDispatchMode):
             for name, tensor in named
         }
 
+    def unique(self, name: str) -> str:
+        found = name
+        while found in self._taken:
+            self._last[name] = self._last.get(name, 0) + 1
+            found = f"{name}_{self._last[name]}"
+        self._taken.add(found)
+        return found
+
     def inputs(self, arguments: Any) -> None:
         for tensor in tensors_in(arguments):
             self._leaf(tensor, "Input", "input")
@@ -186,7 +176,7 @@ class _DispatchTracer(TorchDispatchMode):
         for tensor in tensors_in(outputs):
             maker = self._makers.get(tensor)
             if maker is not None:
-                name = self._names.unique("result")
+                name = self.unique("result")
                 self.nodes.append(Node(name, "Output", self._where(tensor), (maker,)))
 
     def __torch_dispatch__(
@@ -208,7 +198,7 @@ class _DispatchTracer(TorchDispatchMode):
         sources = tuple(dict.fromkeys(self._maker(tensor) for tensor in taken))
         results = func(*args, **kwargs)
         made = list(tensors_in(results))
-        name = self._names.unique(self._scoped(func.overloadpacket.__name__))
+        name = self.unique(self._scoped(func.overloadpacket.__name__))
         outputs = tuple(Output(tuple(t.shape), str(t.dtype)) for t in made)
         where = self._where(made[0] if made else taken[0] if taken else None)
         self.nodes.append(Node(name, str(func), where, sources, outputs))
@@ -224,7 +214,7 @@ class _DispatchTracer(TorchDispatchMode):
         return self._leaf(tensor, *known)
 
     def _leaf(self, tensor: torch.Tensor, kind: str, name: str) -> str:
-        name = self._names.unique(name)
+        name = self.unique(name)
         output = Output(tuple(tensor.shape), str(tensor.dtype))
         self.nodes.append(Node(name, kind, self._where(tensor), (), (output,)))
         self._makers[tensor] = name

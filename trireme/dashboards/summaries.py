@@ -44,6 +44,9 @@ class Summaries(Hook):
     Args:
         every: the number of global steps between two records.
         without: kinds to leave out, of `KINDS`.
+
+    Raises:
+        ConfigurationError: a value is out of range.
     """
 
     def __init__(

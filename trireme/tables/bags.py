@@ -35,8 +35,8 @@ def sum_bags(
     begins and the last one ends. The `weights`, factors of the entries, and the row `padding` get
     no gradients.
     """
-    weights = rows.new_ones(places.numel()) if weights is None else weights.detach()
-    return _SumBags.apply(rows, (places, bounds, weights), padding)  # type: ignore[no-untyped-call, no-any-return]
+    bags = places, bounds, None if weights is None else weights.detach()
+    return _SumBags.apply(rows, bags, padding)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _Gather(torch.autograd.Function):
@@ -58,12 +58,12 @@ class _Gather(torch.autograd.Function):
 class _SumBags(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: torch.Tensor, bags: tuple[torch.Tensor, ...], padding: int | None
+        ctx: Any, rows: torch.Tensor, bags: tuple[Any, ...], padding: int | None
     ) -> torch.Tensor:
         given = rows.detach().numpy()
         ctx.bags, ctx.shape, ctx.padding = bags, given.shape, padding
         sums = np.zeros((bags[1].numel() - 1, given.shape[1]), given.dtype)
-        places, bounds, weights = (plain(each.numpy()) for each in bags)
+        places, bounds, weights = map(_array, bags)
         _sum_bags(plain(given), places, bounds, weights, sums)
         return torch.from_numpy(sums)
 
@@ -71,7 +71,7 @@ class _SumBags(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         sums = np.zeros(ctx.shape, gradient.numpy().dtype)
-        places, bounds, weights = (plain(each.numpy()) for each in ctx.bags)
+        places, bounds, weights = map(_array, ctx.bags)
         _spread_bags(plain(gradient.numpy()), places, bounds, weights, sums)
         return _without(sums, ctx.padding), None, None
 
@@ -82,13 +82,22 @@ def _without(gradients: Any, padding: int | None) -> torch.Tensor:
     return torch.from_numpy(gradients)
 
 
+def _array(tensor: torch.Tensor | None) -> Any:
+    return None if tensor is None else plain(tensor.numpy())
+
+
+@compiled
+def _weighted(value: Any, weights: Any, entry: Any) -> Any:
+    return value if weights is None else weights[entry] * value  # decided when it is compiled
+
+
 @compiled
 def _sum_bags(rows: Any, places: Any, bounds: Any, weights: Any, sums: Any) -> None:
     for bag in range(bounds.size - 1):
         for entry in range(bounds[bag], bounds[bag + 1]):
             place = places[entry]
             for column in range(rows.shape[1]):
-                sums[bag, column] += weights[entry] * rows[place, column]
+                sums[bag, column] += _weighted(rows[place, column], weights, entry)
 
 
 @compiled
@@ -97,4 +106,4 @@ def _spread_bags(gradients: Any, places: Any, bounds: Any, weights: Any, sums: A
         for entry in range(bounds[bag], bounds[bag + 1]):
             place = places[entry]
             for column in range(gradients.shape[1]):
-                sums[place, column] += weights[entry] * gradients[bag, column]
+                sums[place, column] += _weighted(gradients[bag, column], weights, entry)

@@ -110,32 +110,6 @@ def _sum_rows(rows: Any, inverse: Any, sums: Any) -> None:
             sums[number, column] += rows[place, column]
 
 
-@compiled
-def _put_words(source: Any, places: Any, target: Any) -> None:
-    for each in range(places.size):
-        for column in range(target.shape[1]):
-            target[places[each], column] = source[each, column]
-
-
-@compiled
-def _split(keys: Any, owners: Any, parts: Any) -> Any:
-    ends = np.zeros(parts + 1, np.int64)
-    found = np.empty(keys.size, np.uint8)  # a job has at most `SLOTS` servers
-    for place in range(keys.size):
-        owner = owners[slot_of(keys[place])]
-        found[place] = owner
-        ends[owner + 1] += 1
-    for part in range(parts):
-        ends[part + 1] += ends[part]
-    following = ends.copy()
-    order = np.empty(keys.size, np.int64)
-    for place in range(keys.size):
-        owner = found[place]
-        order[following[owner]] = place
-        following[owner] += 1
-    return order, ends
-
-
 def slots_of(keys: Keys) -> Counts:
     """Returns the slot of each key."""
     slots: Counts = _slots_of(plain(keys))
@@ -155,16 +129,12 @@ def sum_rows(rows: npt.NDArray[Any], inverse: Counts, count: int) -> npt.NDArray
     return sums
 
 
-def put_rows(rows: npt.NDArray[Any], places: Counts, out: npt.NDArray[Any]) -> None:
-    """Writes rows to their places in a contiguous array of their dtype: `out[places] = rows`."""
-    _put_words(plain(rows).view(np.int32), plain(places), out.view(np.int32))
-
-
 def split(keys: Keys, owners: Counts, parts: int) -> tuple[Counts, Counts]:
     """Divides keys among the owners of their slots, such as servers.
 
     Returns the places of the keys, grouped by owner and in their order within one; and where each
     group begins and the last one ends, of shape (parts + 1,).
     """
-    divided: tuple[Counts, Counts] = _split(plain(keys), plain(owners), parts)
-    return divided
+    found = owners[slots_of(keys)].astype(np.uint8)  # a job has at most `SLOTS` servers
+    ends = np.concatenate([[0], np.bincount(found, minlength=parts).cumsum()])
+    return np.argsort(found, kind="stable"), ends

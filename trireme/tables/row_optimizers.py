@@ -58,15 +58,6 @@ def _sgd(addresses: Any, updates: Any, step: Any, numbers: Any) -> None:
 
 
 @compiled
-def _add(addresses: Any, updates: Any, step: Any, numbers: Any) -> None:
-    width = updates.shape[1]
-    for each in range(addresses.size):
-        row = row_at(addresses, each, step, width, updates)
-        for column in range(width):
-            row[column] += updates[each, column]
-
-
-@compiled
 def _adagrad(addresses: Any, updates: Any, step: Any, numbers: Any) -> None:
     width = updates.shape[1]
     lr, eps = numbers[0], numbers[1]
@@ -176,7 +167,7 @@ ROW_OPTIMIZERS: Mapping[type, RowOptimizer] = {
     ),
     SparseAdam: RowOptimizer(_sparse_adam, 2, 0, lambda it, width, step: _adam_numbers(it, step)),
     FTRL: RowOptimizer(_ftrl, 2, 0, lambda it, width, step: (it.alpha, it.beta, it.l1, it.l2)),
-    Add: RowOptimizer(_add, 0, 0, lambda it, width, step: ()),
+    Add: RowOptimizer(_sgd, 0, 0, lambda it, width, step: (-1,)),  # a descent, upwards
 }
 """What a table does under each optimizer of `trireme.tables.table_spec`."""
 

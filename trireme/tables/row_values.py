@@ -30,7 +30,10 @@ def search_and_gather(keys: Any, at: Any, found: Any, rows: Any, first_values: A
 
 @compiled
 def gather(addresses: Any, keys: Any, rows: Any, first_values: Any) -> None:
-    """Copies the rows at addresses to (n, width); where the address is 0 the key's first values."""
+    """Copies the rows at addresses to (n, width); where the address is 0 the key's first values.
+
+    With a larger width it copies the states behind the rows too: no address is 0 then.
+    """
     width = rows.shape[1]
     for each in range(addresses.size):
         address = addresses[each]
@@ -55,27 +58,12 @@ def begin(
 
 
 @compiled
-def read_records(addresses: Any, rows: Any, states: Any) -> None:
-    """Copies rows and states out of records: shapes (n, width) and (n, state)."""
-    width, state = rows.shape[1], states.shape[1]
+def write_records(addresses: Any, records: Any) -> None:
+    """Copies rows with their states, of shape (n, width + state), into records."""
     for each in range(addresses.size):
-        row = array_at(addresses[each] + _HEADER, width + state, rows.dtype)
-        for column in range(width):
-            rows[each, column] = row[column]
-        for element in range(state):
-            states[each, element] = row[width + element]
-
-
-@compiled
-def write_records(addresses: Any, rows: Any, states: Any) -> None:
-    """Copies rows and states into records: shapes (n, width) and (n, state)."""
-    width, state = rows.shape[1], states.shape[1]
-    for each in range(addresses.size):
-        row = array_at(addresses[each] + _HEADER, width + state, rows.dtype)
-        for column in range(width):
-            row[column] = rows[each, column]
-        for element in range(state):
-            row[width + element] = states[each, element]
+        row = array_at(addresses[each] + _HEADER, records.shape[1], records.dtype)
+        for element in range(records.shape[1]):
+            row[element] = records[each, element]
 
 
 @compiled

@@ -21,7 +21,6 @@ from trireme.tables.keys import (
     Counts,
     Keys,
     plain,
-    put_rows,
     slots_of,
     split,
     sum_rows,
@@ -33,7 +32,6 @@ from trireme.tables.row_storage import RowStorage, headers
 from trireme.tables.row_values import (
     begin,
     gather,
-    read_records,
     search_and_gather,
     write_marks,
     write_records,
@@ -117,11 +115,13 @@ class Table:
         An update is a touch of its key. The touch number `admit_after` makes the row, and its
         update is the first that is applied to it; those of earlier touches are only counted. Each
         key is there once: `unique` and `sum_rows` make them so. The global `step` is from 1 on, and
-        `hyper` has hyper-parameters that have changed since the last push.
+        `hyper` has hyper-parameters that have changed since the last push. Where an argument is
+        wrong, the table is full, or there is no memory for new rows, nothing has changed.
 
         Raises:
-            Rejected, ConfigurationError: an argument is not as it should be, or the table is full.
-            MemoryError: there is no memory for new rows. Nothing has changed, in either case.
+            Rejected: keys, updates or step are not as they should be, or a slot is full.
+            ConfigurationError: the optimizer has no such hyper-parameter, or not of this value.
+            MemoryError: there is no memory for new rows.
         """
         keys = self._checked_keys(keys)
         shape = (keys.size, self.spec.width)
@@ -201,10 +201,11 @@ class Table:
         """
         slots, most = list(slots), max(1, block_bytes // self._entry_bytes)
         for addresses in self._rows.storage.records(slots, most):
-            rows = np.empty((addresses.size, self.spec.width), self.spec.dtype)
-            states = np.empty((addresses.size, self._state), self.spec.dtype)
-            read_records(addresses, rows, states)
             named = dict(zip(("keys", "steps", "touches"), headers(addresses), strict=True))
+            width = self.spec.width
+            records = np.empty((addresses.size, width + self._state), self.spec.dtype)
+            gather(addresses, named["keys"], records, self._first)
+            rows, states = map(plain, (records[:, :width], records[:, width:]))
             yield self.block(rows=rows, states=states, **named)
         for addresses in self._waiting.storage.records(slots, max(1, block_bytes // 24)):
             names = ("waiting_keys", "waiting_steps", "waiting_touches")
@@ -227,7 +228,7 @@ class Table:
         self._rows.reserve(block.keys)  # removals may have given room back
         self._waiting.reserve(block.waiting_keys)
         addresses = self._make(block.keys, np.zeros(block.keys.size, np.uint64), self.optimizer)
-        write_records(addresses, block.rows, block.states)
+        write_records(addresses, np.hstack([block.rows, block.states]))
         write_marks(addresses, block.steps, block.touches)
         waiting, _ = self._waiting.add(
             block.waiting_keys, np.zeros(block.waiting_keys.size, np.uint64)
@@ -270,9 +271,10 @@ def prepare(spec: TableSpec) -> None:
         table.load(block)
     table.drop_unused(2)
     slots_of(split(keys, np.zeros(SLOTS, np.int64), 1)[0])
-    put_rows(rows, inverse, sum_rows(rows, inverse, 2))
+    sum_rows(rows, inverse, 2)
     if spec.dtype in FLOATS:
         leaf, places = torch.from_numpy(rows).requires_grad_(), torch.from_numpy(inverse)
         with torch.enable_grad():
-            for output in (gather_rows(leaf, places), sum_bags(leaf, places, places)):
+            bags = (sum_bags(leaf, places, places, weights) for weights in (None, leaf[:, 0]))
+            for output in (gather_rows(leaf, places), *bags):
                 output.sum().backward()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ import torch
 
 from trireme.ps.extension import Tensors
 from trireme.session.checkpoint.streamed import shapes_of
-from trireme.tables.job import table_extension
+from trireme.tables.job import chain
 from trireme.tables.job.shard_tables import tensors_of
 from trireme.tables.job.table_extension import joined
 
@@ -45,7 +45,7 @@ def test_arrays_are_in_the_order_of_their_keys() -> None:
 
 
 def test_shapes_are_those_of_the_arrays_which_are_not_read_for_them() -> None:
-    with patch.object(table_extension._Blocks, "read", side_effect=AssertionError):
+    with patch.object(chain.Blocks, "read", side_effect=AssertionError):
         tables = made()
         shapes = shapes_of(tables)
     for name, tensor in tables.items():

@@ -106,15 +106,11 @@ class _Attributes:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = dict(model.named_modules())
-        self._attributes = {name: dict(vars(each)) for name, each in self._modules.items()}
-        self._contents = [
-            (container, container.copy())
-            for attributes in self._attributes.values()
-            for container in attributes.values()
-            if isinstance(container, dict | list | set)
-        ]
-        tensors = [each for kept in self._attributes.values() for each in kept.values()]
-        tensors = [each for each in tensors if isinstance(each, torch.Tensor)]
+        own = [vars(each) for each in self._modules.values()]
+        values = [value for attributes in own for value in attributes.values()]
+        containers = [*own, *(each for each in values if isinstance(each, dict | list | set))]
+        self._kept = {id(each): (each, each.copy()) for each in containers}
+        tensors = [each for each in values if isinstance(each, torch.Tensor)]
         self._tensors = [
             (each, each.detach().clone())
             for each in [*model.buffers(), *tensors]
@@ -124,33 +120,25 @@ class _Attributes:
     def changed(self) -> list[str]:
         """Returns the names of attributes that were assigned, or whose elements were."""
         names = []
-        copies = {id(container): copy for container, copy in self._contents}
         for path, module in self._modules.items():
-            kept = self._attributes[path]
-            for name in [*kept, *(set(vars(module)) - set(kept))]:
+            new, (_, kept) = vars(module), self._kept[id(vars(module))]
+            for name in dict.fromkeys([*kept, *new]):
                 if name == "_buffers":  # torch.export captures their changes
                     continue
-                new = vars(module).get(name)
-                same = name in kept and name in vars(module) and _is_same(kept[name], new)
-                if same and id(new) in copies:
-                    same = _has_same_elements(copies[id(new)], new)
+                same = name in kept and name in new and _is_same(kept[name], new[name])
+                if same and id(new[name]) in self._kept:
+                    container, elements = self._kept[id(new[name])]
+                    same = _has_same_elements(elements, container)
                 if not same:
                     names.append(f"{path}.{name}".lstrip("."))
         return names
 
     def restore(self) -> None:
-        for path, module in self._modules.items():
-            for name in set(vars(module)) - set(self._attributes[path]):
-                del module.__dict__[name]
-            module.__dict__.update(self._attributes[path])
-        for container, copy in self._contents:
-            if _has_same_elements(copy, container):
-                continue
-            container.clear()
-            if isinstance(container, list):
-                container.extend(copy)
-            else:
-                container.update(copy)
+        for container, kept in self._kept.values():
+            if not _has_same_elements(kept, container):
+                container.clear()
+                add = container.extend if isinstance(container, list) else container.update
+                add(kept)
         for tensor, copy in self._tensors:
             tensor.data.copy_(copy)
 

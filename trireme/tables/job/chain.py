@@ -32,6 +32,9 @@ def merged(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tenso
     """Returns the tables that a whole and changes are, by "TABLE/ARRAY", in the order of keys.
 
     What a later part has of a key, dropped or not, takes the place of all that earlier ones have.
+
+    Raises:
+        CheckpointError: a part has some arrays of a table and lacks others.
     """
     found: dict[str, torch.Tensor] = {}
     for name in dict.fromkeys(key.rpartition("/")[0] for part in parts for key in part):
@@ -43,11 +46,8 @@ def merged(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tenso
                 pieces.append({field: arrays[field][kept] for field in group})
                 gone = [arrays[each] for each in (ROWS[0], WAITING[0], DROPPED) if each in arrays]
                 replaced = np.concatenate([replaced, *gone])
-            pieces = [piece for piece in pieces if piece[group[0]].size] or pieces[-1:]
-            order = np.argsort(np.concatenate([piece[group[0]] for piece in pieces]))
-            for field in group:
-                joined = np.concatenate([piece[field] for piece in pieces])[order]
-                found[f"{name}/{field}"] = torch.from_numpy(joined)
+            joined = Blocks(pieces, group[0])
+            found |= {f"{name}/{field}": joined.read(field) for field in group}
     return found
 
 
@@ -62,3 +62,31 @@ def _arrays_of(part: Mapping[str, torch.Tensor], table: str) -> dict[str, npt.ND
                 f"the arrays {', '.join(group)} of the table {table!r} do not belong together"
             )
     return arrays
+
+
+class Blocks:
+    """Arrays of a table in several blocks, which are joined in the order of one of them."""
+
+    def __init__(self, blocks: Sequence[Mapping[str, npt.NDArray[Any]]], order: str) -> None:
+        self._blocks = [block for block in blocks if block[order].size] or blocks[:1]
+        self._order = order
+        self._rank: npt.NDArray[np.int64] | None = None  # the place of each entry of the blocks
+
+    def shape(self, field: str) -> torch.Tensor:
+        """Returns a meta tensor of the dtype and shape of a joined array."""
+        first = torch.from_numpy(np.empty(0, self._blocks[0][field].dtype))
+        size = sum(len(block[field]) for block in self._blocks)
+        return first.new_empty((size, *self._blocks[0][field].shape[1:]), device="meta")
+
+    def read(self, field: str) -> torch.Tensor:
+        """Returns a joined array."""
+        if self._rank is None:
+            keys = np.concatenate([block[self._order] for block in self._blocks])
+            self._rank = np.empty(keys.size, np.int64)
+            self._rank[np.argsort(keys, kind="stable")] = np.arange(keys.size)
+        source, first = self._blocks[0][field], 0
+        found = np.empty((self._rank.size, *source.shape[1:]), source.dtype)
+        for block in self._blocks:
+            found[self._rank[first : first + len(block[field])]] = block[field]
+            first += len(block[field])
+        return torch.from_numpy(found)

@@ -119,10 +119,8 @@ class Connection:
     ) -> None:
         """Creates a sparse table: rows by int64 key, made when they are first updated.
 
-        See `create` and `trireme.tables.table_spec.TableSpec` for the arguments.
-
-        Raises:
-            ConfigurationError: an argument is out of range, or the job was joined before.
+        See `create` for the arguments and what it raises, and `TableSpec` of
+        `trireme.tables.table_spec`.
         """
         kind = name_of(dtype)
         self._create(TableSpec(name, width, optimizer, kind, initializer, admit_after, drop_after))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from trireme.errors import ConfigurationError, FrameError, Rejected
 from trireme.ps.extra import Extra, ExtraParts, ExtraRequest, Space, aligned, bytes_in
-from trireme.tables.keys import SLOTS, Counts, Keys, put_rows, split, sum_rows, unique
+from trireme.tables.keys import SLOTS, Counts, Keys, split, sum_rows, unique
 from trireme.tables.table_spec import Add, TableSpec
 from trireme.wire.message import Index, Limits
 
@@ -202,10 +202,7 @@ class RowParts(ExtraParts):
                         f"a parameter server answered with {len(data)} bytes where {count} rows of "
                         f"table {spec.name!r} take {size}"
                     )
-                if places is None:
-                    rows[:] = _rows_in(data, spec)
-                else:
-                    put_rows(_rows_in(data, spec), places, rows)
+                rows[slice(None) if places is None else places] = _rows_in(data, spec)
             found.append(rows)
         return found
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from trireme.errors import CheckpointError
@@ -14,7 +12,7 @@ from trireme.ps.extension import Tensors
 from trireme.ps.extra import ShownExtension
 from trireme.session.checkpoint.streamed import StreamedTensors
 from trireme.session.model.extension import TrainedExtension
-from trireme.tables.job.chain import FIELDS, ROWS, WAITING
+from trireme.tables.job.chain import FIELDS, ROWS, WAITING, Blocks
 from trireme.tables.job.requests import slots_of_shard
 from trireme.tables.job.shard_tables import Arrays, arrays_in, tensors_of, within
 from trireme.tables.row_optimizers import row_optimizer
@@ -96,10 +94,10 @@ def joined(parts: Sequence[Tensors]) -> Mapping[str, torch.Tensor]:
     tables: dict[str, list[Arrays]] = {}
     for name, arrays in (found for tensors in parts for found in arrays_in(tensors)):
         tables.setdefault(name, []).append(arrays)
-    places: dict[str, tuple[_Blocks, str]] = {}
+    places: dict[str, tuple[Blocks, str]] = {}
     for name, several in tables.items():
         for group in (ROWS, WAITING):
-            blocks = _Blocks(several, group[0])
+            blocks = Blocks(several, group[0])
             places |= {f"{name}/{field}": (blocks, field) for field in group}
     shapes = {key: blocks.shape(field) for key, (blocks, field) in places.items()}
 
@@ -108,31 +106,3 @@ def joined(parts: Sequence[Tensors]) -> Mapping[str, torch.Tensor]:
         return blocks.read(field)
 
     return StreamedTensors(shapes, read)
-
-
-class _Blocks:
-    """Arrays of a table in several blocks, which are joined in the order of one of them."""
-
-    def __init__(self, blocks: Sequence[Arrays], order: str) -> None:
-        self._blocks = [block for block in blocks if block[order].size] or blocks[:1]
-        self._order = order
-        self._rank: npt.NDArray[np.int64] | None = None  # the place of each entry of the blocks
-
-    def shape(self, field: str) -> torch.Tensor:
-        """Returns a meta tensor of the dtype and shape of a joined array."""
-        first = torch.from_numpy(np.empty(0, self._blocks[0][field].dtype))
-        size = sum(len(block[field]) for block in self._blocks)
-        return first.new_empty((size, *self._blocks[0][field].shape[1:]), device="meta")
-
-    def read(self, field: str) -> torch.Tensor:
-        """Returns a joined array."""
-        if self._rank is None:
-            keys = np.concatenate([block[self._order] for block in self._blocks])
-            self._rank = np.empty(keys.size, np.int64)
-            self._rank[np.argsort(keys, kind="stable")] = np.arange(keys.size)
-        source, first = self._blocks[0][field], 0
-        found = np.empty((self._rank.size, *source.shape[1:]), source.dtype)
-        for block in self._blocks:
-            found[self._rank[first : first + len(block[field])]] = block[field]
-            first += len(block[field])
-        return torch.from_numpy(found)
