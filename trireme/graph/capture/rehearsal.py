@@ -108,7 +108,10 @@ class _Attributes:
         self._modules = dict(model.named_modules())
         own = [vars(each) for each in self._modules.values()]
         values = [value for attributes in own for value in attributes.values()]
-        containers = [*own, *(each for each in values if isinstance(each, dict | list | set))]
+        containers: list[Any] = [
+            *own,
+            *(each for each in values if isinstance(each, dict | list | set)),
+        ]
         self._kept = {id(each): (each, each.copy()) for each in containers}
         tensors = [each for each in values if isinstance(each, torch.Tensor)]
         self._tensors = [

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from trireme.graph.execute.cut import Cut, Segment, Value
-from trireme.graph.place.simulation import schedule
 
 BATCH = -1
 """Stands for the number of a micro-batch where something belongs to the whole batch."""
@@ -145,11 +144,14 @@ def _messages(value: Value, microbatch: int, *, back: bool) -> Iterator[Message]
 
 def _ordered(cut: Cut, trained: Sequence[bool]) -> list[tuple[bool, int, int]]:
     """Returns (whether backward, position of the segment, number of the micro-batch) in order."""
-    by_depth: dict[int, list[int]] = defaultdict(list)
-    for index in sorted(range(len(cut.segments)), key=lambda index: cut.segments[index].part):
-        by_depth[cut.segments[index].depth].append(index)
-    return [
-        (back, index, number)
-        for back, depth, number in schedule(1 + max(by_depth), tuple(trained))
-        for index in by_depth[depth][:: -1 if back else 1]
-    ]
+    depths = 1 + max(each.depth for each in cut.segments)
+    keyed: list[tuple[tuple[int, ...], tuple[bool, int, int]]] = []
+    for index, segment in enumerate(cut.segments):
+        for number, backward in enumerate(trained):
+            depth, part = segment.depth, segment.part
+            time = depth + 2 * number
+            keyed.append(((time, 0, depth, number, part, index), (False, index, number)))
+            if backward:
+                time = 2 * depths - 1 - depth + 2 * number
+                keyed.append(((time, 1, -depth, number, -part, -index), (True, index, number)))
+    return [event for _, event in sorted(keyed)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
-from functools import lru_cache
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -65,20 +65,6 @@ class _Segment(NamedTuple):
 
 _Levels = list[list[_Segment]]
 """Segments by their depths, and of one depth in the order of execution."""
-
-
-@lru_cache
-def schedule(depths: int, trained: tuple[bool, ...]) -> list[tuple[bool, int, int]]:
-    """Returns (whether backward, depth, micro-batch), for so many depths, in the order of a step.
-
-    The order is that of `trireme.graph.execute.plan`; what is not `trained` is computed forward.
-    """
-    keyed: list[tuple[int, bool, int, int]] = []
-    for depth, (number, backward) in product(range(depths), enumerate(trained)):
-        keyed.append((depth + 2 * number, False, depth, number))
-        if backward:
-            keyed.append((2 * depths - 1 - depth + 2 * number, True, -depth, number))
-    return [(back, abs(depth), number) for _, back, depth, number in sorted(keyed)]
 
 
 class Simulator:
@@ -215,7 +201,7 @@ class Simulator:
             for arrived in arrivals:
                 arrived[number] = free[link]
         final = self.micro_batches - 1
-        for back, depth, micro_batch in schedule(len(forward), (True,) * self.micro_batches):
+        for back, depth, micro_batch in _order(len(forward), self.micro_batches):
             segments = (last if micro_batch == final else backward) if back else forward
             arrived = arrivals[micro_batch]
             for device, seconds, receives, sends in segments[depth]:
@@ -298,3 +284,12 @@ class Simulator:
         last = levels(backward, returns, waited, back=True)
         differs = self.micro_batches > 1 and bool((returns & stored).any())
         return there, levels(backward, waited, waited, back=True) if differs else last, last
+
+
+@cache
+def _order(depths: int, micro_batches: int) -> list[tuple[bool, int, int]]:
+    """Returns (whether backward, depth, micro-batch) in the order of a step."""
+    pairs = list(product(range(depths), range(micro_batches)))
+    keyed = [(at + 2 * number, False, at, number) for at, number in pairs]
+    keyed += [(2 * depths - 1 - at + 2 * number, True, -at, number) for at, number in pairs]
+    return [(back, abs(at), number) for _, back, at, number in sorted(keyed)]
