@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "trireme"
 MOST_LINES = {"core": 32_750, "trireme/": 62_600}
-MOST_WORDS = 93_000
+MOST_WORDS = 90_000
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLUGINS: dict[str, tuple[str, ...]] = {
     name: tuple(file.removeprefix("trireme/") + "/" for file in about["files"])
