@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -65,6 +66,14 @@ SPAWNER.set_forkserver_preload(
     ]
 )
 """Of the processes of a test run; they have one parent, that was started when the first was."""
+
+
+@cache
+def preload() -> None:
+    """Has the parent of all processes import what they share: no timeout of a job counts that."""
+    process = SPAWNER.Process(target=int)
+    process.start()
+    process.join()
 
 
 @dataclass(frozen=True)
@@ -180,6 +189,7 @@ def run_process_group(
         AssertionError: a process did not end in time.
     """
     check_installed(process_group.strategy, process_group.compress, process_group.processes)
+    preload()
     ran: Ran[Any] = Ran()
     served = Cluster(
         process_group.workers, process_group.servers, process_group.strategy, scheme="tcp"
