@@ -22,7 +22,7 @@ from torch import nn
 
 import trireme
 from tests.harness import Cluster, Ran, run_job
-from trireme.corruption.server import CopyWatch
+from trireme.corruption.server import ServerChecks
 from trireme.ps.messages import Push
 from trireme.ps.shard.values.parameters import Values
 from trireme.session.checkpoint import CheckpointData
@@ -145,7 +145,7 @@ def run(
                 if flip.computing:
                     loss = _spoiling(flip, outcome, session)
                 else:
-                    outcome.flipped = _change(values.values, flip)
+                    outcome.flipped = _change(values.parameters.values(), flip)
             session.step(_batch(step, worker), loss=loss)
             if writes:
                 for parameter in session.parameters.values():
@@ -213,7 +213,7 @@ def _spoiling(flip: Flip, outcome: Outcome, session: Session) -> Callable[[Any, 
 
     def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         if not outcome.flipped:
-            outcome.flipped = _change(session.worker.setup.flat.values, flip)
+            outcome.flipped = _change(session.parameters.values(), flip)
         return nn.functional.mse_loss(outputs, targets)
 
     return loss
@@ -222,31 +222,31 @@ def _spoiling(flip: Flip, outcome: Outcome, session: Session) -> Callable[[Any, 
 @contextmanager
 def _spoiled_server(flip: Flip, outcome: Outcome) -> Iterator[None]:
     """Changes memory of a server before an update changes it."""
-    before = CopyWatch.before_change
+    before = ServerChecks.before_change
 
-    def spoiled(watch: CopyWatch, step: int, values: Values) -> None:
-        here = watch.task == f"ps:{flip.task}" and step >= flip.step
-        primary = watch.log is not None
-        if here and not outcome.flipped and primary == (flip.place == "server"):
-            outcome.flipped = _change([t for _, t in values.live(state=True)], flip)
-        before(watch, step, values)
+    def spoiled(checks: ServerChecks, step: int, values: Values) -> None:
+        here, replica = checks.task == f"ps:{flip.task}", checks.replica(values)
+        if here and step >= flip.step and not outcome.flipped and replica is not None:
+            if (replica.log is not None) == (flip.place == "server"):
+                outcome.flipped = _change([t for _, t in values.live(state=True)], flip)
+        before(checks, step, values)
 
-    with mock.patch.object(CopyWatch, "before_change", spoiled):
+    with mock.patch.object(ServerChecks, "before_change", spoiled):
         yield
 
 
 @contextmanager
 def _spoiled_push(flip: Flip, outcome: Outcome) -> Iterator[None]:
     """Changes a gradient that a server has received, before it looks at it."""
-    accepts = CopyWatch.accepts
+    accepts = ServerChecks.accepts
 
-    def spoiled(watch: CopyWatch, task: str, push: Push, gradients: Any) -> bool:
-        here = watch.task == f"ps:{flip.task}" and push.pulled >= flip.step
+    def spoiled(checks: ServerChecks, task: str, push: Push, gradients: Any) -> bool:
+        here = checks.task == f"ps:{flip.task}" and push.pulled >= flip.step
         if here and not outcome.flipped:
             outcome.flipped = _change(gradients.vectors, flip)
-        return accepts(watch, task, push, gradients)
+        return accepts(checks, task, push, gradients)
 
-    with mock.patch.object(CopyWatch, "accepts", spoiled):
+    with mock.patch.object(ServerChecks, "accepts", spoiled):
         yield
 
 

@@ -2,83 +2,56 @@
 
 from __future__ import annotations
 
-from itertools import chain, combinations, product
+from itertools import product
 
 import pytest
 
-from trireme.corruption.judge import Verdict, judge
+from trireme.corruption.checks import Checks
+from trireme.errors import CorruptedValues
+from trireme.job_config import JobConfig
 
 
-def copies(*digests: int) -> dict[str, tuple[int, int]]:
-    """Copies of two tensors, of which the second differs."""
-    return {f"ps:{number}": (1, each) for number, each in enumerate(digests)}
-
-
-def cases(count: int) -> list[tuple[tuple[int, ...], tuple[str, ...]]]:
-    tasks = [f"ps:{number}" for number in range(count)]
-    suspected = chain.from_iterable(combinations(tasks, n) for n in range(count + 1))
-    return [(d, s) for s in suspected for d in product(range(count), repeat=count)]
+def judge(*digests: int, names: str = "ab", own: str = "") -> tuple[list[str], list[str], str]:
+    """Returns the good and the wrong of copies that differ in all tensors but one, and what is said."""
+    said: list[str] = []
+    config = JobConfig().replaced("file", check_every=1, on_corruption="heal")
+    copies = {
+        f"ps:{number}": {"same": 1} | dict.fromkeys(names, each)
+        for number, each in enumerate(digests)
+    }
+    good, wrong = Checks(config, said.append).compare("shard 1", 20, copies, own)
+    return good, wrong, "".join(said).removeprefix("corrupted values: ")
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_every_case_of_few_copies(count: int) -> None:
-    for digests, suspects in cases(count):
-        verdict = judge(copies(*digests), suspects)
-        groups: dict[int, set[str]] = {}
-        for number, each in enumerate(digests):
-            groups.setdefault(each, set()).add(f"ps:{number}")
-        if len(groups) == 1:
-            assert verdict is None
+    for digests in product(range(count), repeat=count):
+        groups = [{f"ps:{n}" for n in range(count) if digests[n] == each} for each in {*digests}]
+        sizes = sorted(map(len, groups))
+        if len(groups) > 1 and sizes[-1] == sizes[-2]:
+            with pytest.raises(CorruptedValues, match="nothing says who is right"):
+                judge(*digests)
             continue
-        assert verdict is not None and verdict.tensors == (1,)
-        everybody = set().union(*groups.values())
-        if not verdict.good:
-            assert set(verdict.wrong) == everybody
-            sizes = sorted(len(g) for g in groups.values() if g - set(suspects))
-            assert len(sizes) != 1, "one group alone is trusted"
-            sizes = sizes or sorted(map(len, groups.values()))
-            assert sizes[-1] == 1 or sizes[-1] == sizes[-2], "two that agree are right"
-            continue
-        good = set(verdict.good)
-        assert good in groups.values() and good | set(verdict.wrong) == everybody
-        trusted = [g for g in groups.values() if g - set(suspects)]
-        if good - set(suspects):
-            others = [g for g in trusted if g != good]
-            assert all(len(g) < len(good) for g in others)
-            assert len(good) > 1 or not others
-        else:
-            assert not trusted and len(good) > 1
-
-
-def test_two_copies_that_differ_are_undecided_unless_one_says_so_of_itself() -> None:
-    assert judge(copies(1, 2)) == Verdict((1,), (), ("ps:0", "ps:1"))
-    assert judge(copies(1, 2), {"ps:1"}) == Verdict((1,), ("ps:0",), ("ps:1",))
-    assert judge(copies(1, 2), {"ps:0", "ps:1"}) == Verdict((1,), (), ("ps:0", "ps:1"))
-
-
-def test_the_minority_is_wrong() -> None:
-    assert judge(copies(1, 2, 1)) == Verdict((1,), ("ps:0", "ps:2"), ("ps:1",))
-    assert judge(copies(1, 2, 3)) == Verdict((1,), (), tuple(copies(1, 2, 3)))
-    assert judge(copies(1, 2, 3, 2)) == Verdict((1,), ("ps:1", "ps:3"), ("ps:0", "ps:2"))
-    assert judge(copies(1, 1, 2, 2)) == Verdict((1,), (), tuple(copies(1, 1, 2, 2)))
-
-
-def test_one_copy_and_equal_ones_give_no_verdict() -> None:
-    assert judge({}) is None
-    assert judge(copies(4)) is None
-    assert judge(copies(4, 4, 4), {"ps:0"}) is None
+        good, wrong, said = judge(*digests)
+        assert bool(wrong) == bool(said) == (len(groups) > 1)
+        if wrong:
+            assert {*good} in groups and len(good) == sizes[-1]
+            assert {*good, *wrong} == set().union(*groups) and len(good + wrong) == count
 
 
 def test_who_is_wrong_is_said_with_what_differs() -> None:
-    copies = {"ps:0": (1, 2, 3, 4), "ps:1": (1, 2, 3, 4), "ps:2": (9, 9, 9, 9)}
-    verdict = judge(copies)
-    assert verdict is not None
-    assert verdict.said("shard 1", 20, ["a", "b", "c", "d"]) == (
+    assert judge(1, 1, 9, names="abcd")[2] == (
         "ps:2 has other values of shard 1 than ps:0, ps:1 at step 20, in a, b, c and 1 more"
     )
-    del copies["ps:1"]
-    verdict = judge(copies)
-    assert verdict is not None
-    assert verdict.said("shard 1", 20, []) == (
-        "ps:0 and ps:2 have different values of shard 1 at step 20; nothing says who is right"
+    with pytest.raises(CorruptedValues) as raised:
+        judge(1, 9, names="a")
+    assert f"{raised.value}" == (
+        "corrupted values: ps:0 and ps:1 have different values of shard 1 at step 20, in a; nothing "
+        "says who is right"
     )
+
+
+def test_who_is_right_says_nothing_where_each_speaks_for_itself() -> None:
+    good, wrong, said = judge(1, 1, 9, own="ps:0")
+    assert (good, wrong, said) == (["ps:0", "ps:1"], ["ps:2"], "")
+    assert judge(1, 1, 9, own="ps:2")[2].startswith("ps:2 has other values")

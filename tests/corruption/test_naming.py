@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 
-from trireme.corruption.naming import by_parameter
+from trireme.corruption.server import named
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec
 from trireme.ps.snapshot_messages import TensorSpec
@@ -24,12 +27,16 @@ def held(key: str, start: int, stop: int, group: int = -1) -> tuple[TensorSpec, 
     return spec, torch.arange(float(start), float(start + length))
 
 
+def values(*tensors: tuple[TensorSpec, torch.Tensor]) -> Any:
+    return SimpleNamespace(buffer=SimpleNamespace(layout=LAYOUT), live=lambda state: tensors)
+
+
 def test_each_part_of_a_parameter_has_its_name_and_the_padding_behind_it() -> None:
-    found = by_parameter(LAYOUT, [held("state/step", 0, 32, 0), held("values", 8, 32)])
+    found = named(values(held("state/step", 0, 32, 0), held("values", 8, 32)))
     assert [(name, tensor[0], len(tensor)) for name, tensor in found] == [
-        ("'one.bias'", 16.0, 16),
-        ("'one.weight'", 8.0, 8),
         ("state/step of parameter group 0", 0.0, 1),
+        ("values of 'one.bias'", 16.0, 16),
+        ("values of 'one.weight'", 8.0, 8),
     ]
 
 
@@ -39,6 +46,6 @@ def test_copies_that_divide_their_state_otherwise_have_the_same_names() -> None:
         *[held("values", 0, 32), held("state/step", 0, 32, 0), held("state/sum", 0, 16)],
         *[held("state/step", 0, 32, 0), held("state/sum", 16, 32)],
     ]
-    one, other = dict(by_parameter(LAYOUT, whole)), dict(by_parameter(LAYOUT, apart))
+    one, other = dict(named(values(*whole))), dict(named(values(*apart)))
     assert list(one) == list(other) == sorted(one)
     assert all(torch.equal(one[name], other[name]) for name in one)

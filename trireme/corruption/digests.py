@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -19,10 +18,8 @@ from numpy.typing import NDArray
 
 from trireme.tensors import to_local
 
-_Words: TypeAlias = NDArray[np.uint64]
 _COLUMNS = 512
-"""Words of a row: 4 KiB."""
-_BLOCK = 128 * _COLUMNS
+_ROW = 8 * _COLUMNS  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +39,12 @@ class Change:
         return f"bit {8 * (byte % size) + bit % 8} of element {byte // size} of {self.name}"
 
     def mend(self) -> None:
-        """Puts one word back, where the tensor lies."""
+        """Puts one word back."""
         data = _bytes_of(self.tensor)
         word = data[8 * self.word : 8 * self.word + 8]
         word ^= np.frombuffer(self.bits.to_bytes(8, "little"), np.uint8)[: len(word)]
-        if data.ctypes.data != self.tensor.data_ptr():  # on another device, or in another order
-            old = torch.from_numpy(data).view(self.tensor.dtype).reshape(self.tensor.shape)
-            self.tensor.copy_(old)
+        whole = torch.from_numpy(data).view(self.tensor.dtype)
+        self.tensor.copy_(whole.reshape(self.tensor.shape))
 
 
 class Seal:
@@ -56,71 +52,57 @@ class Seal:
 
     Attributes:
         named: the tensors, with names.
-        digests: the digest of each.
+        digests: the digest of each, by name; of those that share one, of the last.
     """
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
         self.named = [(name, to_local(tensor.detach())) for name, tensor in named]
         self._parities = [_parities(tensor) for _, tensor in self.named]
-        self.digests = tuple(_hash(*each) for each in self._parities)
+        hashed = map(_hash, self._parities)
+        self.digests = dict(zip([name for name, _ in self.named], hashed, strict=True))
 
     def changed(self) -> Change | None:
         """Returns what has changed since; None for nothing."""
         found = None
         for (name, tensor), before in zip(self.named, self._parities, strict=True):
-            columns, rows = (a ^ b for a, b in zip(before, _parities(tensor), strict=True))
-            column, row = np.flatnonzero(columns), np.flatnonzero(rows)
-            if not len(column) and not len(row):
+            differing = before ^ _parities(tensor)
+            places = np.flatnonzero(differing)
+            if not len(places):
                 continue
-            alone = found is None and len(column) == len(row) == 1
-            if not alone or columns[column[0]] != rows[row[0]]:
+            column, row = int(places[0]), int(places[-1]) - _COLUMNS
+            alone = found is None and len(places) == 2 and column < _COLUMNS and row >= 0
+            if not alone or differing[column] != differing[places[-1]]:
                 return Change(name, tensor, 0, 0)
-            word = int(row[0]) * _COLUMNS + int(column[0])
-            found = Change(name, tensor, word, int(rows[row[0]]))
+            found = Change(name, tensor, row * _COLUMNS + column, int(differing[column]))
         return found
-
-
-def digests(tensors: Iterable[torch.Tensor]) -> tuple[int, ...]:
-    """Returns for each tensor a number that depends on each of its bits, and its place."""
-    return tuple(_hash(*_parities(to_local(tensor.detach()))) for tensor in tensors)
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> int:
     """Returns one number of all, as messages carry it: less than 2^62, and not 0, which is none."""
-    return _hash(np.array(digests(tensors), np.uint64))
+    return _hash(np.array([_hash(_parities(each)) for each in tensors], np.uint64))
 
 
-def _hash(*parts: _Words) -> int:
-    found = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        found.update(len(part).to_bytes(8, "little"))
-        found.update(part.data)
-    return (int.from_bytes(found.digest(), "little") >> 2) or 1
+def _hash(words: NDArray[np.uint64]) -> int:
+    found = hashlib.blake2b(words.data, digest_size=8).digest()
+    return (int.from_bytes(found, "little") >> 2) or 1
 
 
-def _parities(tensor: torch.Tensor) -> tuple[_Words, _Words]:
-    """Returns the exclusive ors of the columns of its words in rows, and of the rows."""
+def _parities(tensor: torch.Tensor) -> NDArray[np.uint64]:
+    """Returns the exclusive ors of the columns of its words in rows, those of the rows, its size.
+
+    The last row is filled with zeros.
+    """
     data = _bytes_of(tensor)
-    whole = len(data) & ~7
-    words, end = data[:whole].view(np.uint64), whole // (8 * _COLUMNS) * _COLUMNS
-    columns, rows = np.zeros(min(len(words) + 1, _COLUMNS), np.uint64), list[_Words]()
-    for start in range(0, end, _BLOCK):  # each is read twice, the second time from a cache
-        table = words[start : min(start + _BLOCK, end)].reshape(-1, _COLUMNS)
-        columns ^= np.bitwise_xor.reduce(table, axis=0)
-        rows.append(np.bitwise_xor.reduce(table, axis=1))
-    rest = words[end:]
-    if whole < len(data):
-        last = np.zeros(8, np.uint8)
-        last[: len(data) - whole] = data[whole:]
-        rest = np.append(rest, last.view(np.uint64))
-    columns[: len(rest)] ^= rest
-    rows.append(np.bitwise_xor.reduce(rest, keepdims=True))
-    return columns, np.concatenate(rows)
+    end = len(data) // _ROW * _ROW
+    rest = np.zeros(_ROW, np.uint8)
+    rest[: len(data) - end] = data[end:]
+    table, last = data[:end].view(np.uint64).reshape(-1, _COLUMNS), rest.view(np.uint64)
+    columns = np.bitwise_xor.reduce(table, axis=0) ^ last
+    ends = np.array([np.bitwise_xor.reduce(last), len(data)], np.uint64)
+    return np.concatenate((columns, np.bitwise_xor.reduce(table, axis=1), ends))
 
 
 def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
     flat = tensor.cpu().contiguous().reshape(-1)
-    if flat.stride(0) != 1:  # of one element or none, which counts as contiguous
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    data: NDArray[np.uint8] = flat.view(torch.uint8).numpy()
+    data: NDArray[np.uint8] = flat.unsqueeze(-1).view(torch.uint8).reshape(-1).numpy()
     return data

@@ -7,36 +7,27 @@ the backups send theirs to the primary, which judges when it has all. Nobody wai
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
+from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 
 from trireme.corruption.checks import Checks
 from trireme.corruption.digests import Seal, digest
-from trireme.corruption.judge import Verdict, judge
-from trireme.corruption.naming import by_parameter
-from trireme.errors import CorruptedValues, FrameError, WireError
+from trireme.errors import CorruptedValues, FrameError
 from trireme.ps.flat import PartBuffer
 from trireme.ps.messages import Push
-from trireme.ps.replication.log import ReplicationLog
+from trireme.ps.replication.replica import Replica
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.service import ServerPart
 from trireme.ps.shard.values.parameters import Values
 from trireme.ps.shard.watch import Watch
 from trireme.wire.connection import Incoming
 from trireme.wire.message import Message, Number
-from trireme.wire.service import Link
+from trireme.wire.service import Handler, Link
 
 _log = logging.getLogger(__name__)
-
-_MOST_STEPS = 8
-"""Of so many checks digests are kept that lack those of others."""
-
-_MOST_REFUSALS = 3
-"""So often a gradient may come other than it was sent before its memory counts as bad."""
 
 
 class CopyDigests(Message, frozen=True, array_like=True):
@@ -46,25 +37,32 @@ class CopyDigests(Message, frozen=True, array_like=True):
     shard: Number
     generation: Number
     step: Number
-    suspect: bool  # whether its memory has changed by itself since the check before
-    digests: bytes
+    digests: dict[str, int]  # by their names
 
 
-class ServerChecks:
-    """The part of a server that checks its copies of shards."""
+class ServerChecks(Watch, Handler):
+    """Checks the copies of shards that one server has, and handles the digests of others."""
 
     messages: tuple[type[Message], ...] = (CopyDigests,)
 
     def __init__(self, handler: ShardHandler) -> None:
+        self.task = f"ps:{handler.index}"
         self._replicas = handler.replicas
-        checks, task = Checks(handler.config, _log.warning), f"ps:{handler.index}"
-        if checks.every:
-            handler.watch = lambda number: CopyWatch(handler, checks, task, number)
-            for number, replica in handler.replicas.by_shard.items():
-                replica.shard.state.watch = handler.watch(number)
+        self._checks = Checks(handler.config, _log.warning)
+        self._step = 0  # before the update under way
+        # what an update has left: after how many changes, and the digest that answers carry
+        self._kept: WeakKeyDictionary[Values, tuple[int, Seal, int]] = WeakKeyDictionary()
+        # by shard, generation and step, and by task
+        self._copies: dict[tuple[int, int, int], dict[str, dict[str, int]]] = {}
+        if self._checks.every:
+            handler.watch = lambda number: self
+            for replica in handler.replicas.by_shard.values():
+                replica.shard.state.watch = self
 
-    def authenticated(self, link: Link) -> None:
-        """Does nothing: a backup that has digests sends them."""
+    def replica(self, values: Values) -> Replica[Link] | None:
+        """Returns the replica that has these values."""
+        replicas = self._replicas.by_shard.values()
+        return next((each for each in replicas if each.shard.state.values is values), None)
 
     def received(self, link: Link, incoming: Incoming) -> None:
         """Takes the digests of a backup."""
@@ -73,159 +71,108 @@ class ServerChecks:
         if link.identity.role != "ps":
             raise FrameError(f"{task} has no copy of a shard")
         replica = self._replicas.local(message.shard)
-        if replica is None or replica.generation != message.generation:
-            return  # the shards were divided anew meanwhile
-        if isinstance(watch := replica.shard.state.watch, CopyWatch):
-            taken = np.frombuffer(message.digests, np.uint64).tolist()
-            watch.take(message.step, task, taken, suspect=message.suspect)
-
-    def closed(self, link: Link, error: WireError | None) -> None:
-        """Does nothing: what is missing is judged without."""
-
-    def tick(self, now: float) -> None:
-        """Does nothing: time changes nothing here."""
-
-
-class _Kept(NamedTuple):
-    """What an update has left, with its digests."""
-
-    values: Values
-    changes: int
-    seal: Seal
-    sent: int  # the digest of the values alone, as answers carry it
-
-
-class CopyWatch(Watch):
-    """Checks one copy of a shard."""
-
-    def __init__(self, handler: ShardHandler, checks: Checks, task: str, number: int) -> None:
-        self.task = task
-        self._replicas, self._checks, self._number = handler.replicas, checks, number
-        self._step = 0  # before the update under way
-        self._kept: _Kept | None = None
-        self._suspect = False  # since the last check
-        self._names: Sequence[str] = ()  # of the tensors that have digests
-        self._copies: dict[int, dict[str, Sequence[int]]] = defaultdict(dict)  # by step and task
-        self._suspects: set[str] = set()
-        self._refused = 0
-
-    @property
-    def log(self) -> ReplicationLog[Link] | None:
-        """The log of the shard, if this is its primary."""
-        replica = self._replicas.by_shard.get(self._number)
-        return None if replica is None else replica.log
+        if replica is not None and replica.generation == message.generation:
+            self._take(replica, message.step, task, message.digests)
 
     def accepts(self, task: str, push: Push, gradients: PartBuffer) -> bool:
         checks, step = self._checks, push.pulled
         if not push.digest or not checks.wants(step, step + max(push.steps, 1)):
             return True
         with checks.spending():
-            if digest(gradients.vectors) == push.digest:
-                self._refused = 0
-                return True
-        self._refused += 1
-        text = f"a gradient on its way from {task} to {self.task} has changed, after step {step}"
-        checks.found(text, stops=checks.action == "stop" or self._refused > _MOST_REFUSALS)
+            taken = digest(gradients.vectors)
+        if taken == push.digest:
+            return True
+        way = f"on its way from {task} to {self.task}"
+        checks.found(f"a gradient {way} has changed, after step {step}")
         return checks.action == "warn"  # else it comes again, over another link
 
     def before_change(self, step: int, values: Values) -> None:
-        kept, self._step, self._kept = self._kept_of(values), step, None
-        if kept is None:
+        self._step, kept = step, self._kept.pop(values, None)
+        if kept is None or kept[0] != values.changes:
             return
         with self._checks.spending():
-            change = kept.seal.changed()
-        if change is None:
+            change = kept[1].changed()
+        replica = self.replica(values)
+        if change is None or replica is None:
             return
-        primary, action = self.log is not None, self._checks.action
-        self._suspect = action == "warn" or not change.bits
         self._checks.found(
-            f"memory of {self.task}, {'primary' if primary else 'backup'} of shard {self._number}, "
-            f"has changed by itself after step {step}: {change}"
+            f"memory of {self.task}, {'backup' if replica.log is None else 'primary'} of shard "
+            f"{replica.number}, has changed by itself after step {step}: {change}"
         )
-        if action == "heal" and change.bits:
+        if self._checks.action == "heal" and change.bits:
             change.mend()
-        elif action == "heal" and primary:
-            self._leave("it cannot be put back")
+        elif self._checks.action == "heal":
+            self._leave(replica, "it cannot be put back")
 
     def after_change(self, step: int, values: Values) -> None:
-        self._kept = None
         if not self._checks.wants(self._step, step):
             return
         with self._checks.spending():
-            seal = Seal(by_parameter(values.buffer.layout, values.live(state=True)))
-            self._kept = _Kept(values, values.changes, seal, digest(values.buffer.vectors))
-        if self._checks.due(self._step, step):
-            self._compare(step, seal)
+            seal = Seal(named(values))
+            self._kept[values] = values.changes, seal, digest(values.buffer.vectors)
+        replica = self.replica(values)
+        if replica is None or not self._checks.due(self._step, step):
+            return
+        if replica.log is not None:
+            self._take(replica, step, self.task, seal.digests)
+        elif replica.source is not None:
+            replica.source.offer(
+                CopyDigests(replica.number, replica.generation, step, seal.digests)
+            )
 
     def digest(self, values: Values, sent: Sequence[torch.Tensor]) -> int:
-        kept = self._kept_of(values)
-        whole = kept is not None and len(sent) == len(values.buffer.vectors)
-        return kept.sent if kept is not None and whole else 0
-
-    def _kept_of(self, values: Values) -> _Kept | None:
-        """Returns what the last update has left, unless values were loaded or written since."""
-        kept = self._kept
-        same = kept is not None and kept.values is values and kept.changes == values.changes
-        return kept if same else None
+        changes, _, taken = self._kept.get(values, (-1, None, 0))
+        same = changes == values.changes and len(sent) == len(values.buffer.vectors)
+        return taken if same else 0
 
     def status(self) -> Mapping[str, float | str]:
         return self._checks.status()
 
-    # -- copies ----------------------------------------------------------------------------------
-
-    def _compare(self, step: int, seal: Seal) -> None:
-        replica = self._replicas.by_shard.get(self._number)
-        suspect, self._suspect = self._suspect, False
-        # Of the numbers of a parameter group, which are mostly alike, one is taken.
-        taken = dict(zip([name for name, _ in seal.named], seal.digests, strict=True))
-        self._names, found = [*taken], [*taken.values()]
-        if replica is not None and replica.log is not None and replica.log.backups:
-            self.take(step, self.task, found, suspect=suspect)
-        elif replica is not None and replica.log is None and replica.source is not None:
-            data, where = np.array(found, np.uint64).tobytes(), (self._number, replica.generation)
-            replica.source.offer(CopyDigests(*where, step, suspect, data))
-
-    def take(self, step: int, task: str, digests: Sequence[int], *, suspect: bool) -> None:
+    def _take(self, replica: Replica[Link], step: int, task: str, digests: dict[str, int]) -> None:
         """Takes the digests of a copy, in the primary, and judges where all are there."""
-        log, copies = self.log, self._copies[step]
-        copies[task] = digests
-        self._suspects |= {task} if suspect else set()
-        if log is not None and len(copies) == 1 + len(log.backups) and self.task in copies:
-            del self._copies[step]
-            self._judge(step, copies)
-        for old in sorted(self._copies)[:-_MOST_STEPS]:
-            del self._copies[old]
-
-    def _judge(self, step: int, copies: Mapping[str, Sequence[int]]) -> None:
-        verdict, action = judge(copies, self._suspects), self._checks.action
-        self._suspects.clear()
-        if verdict is None:
-            self._checks.settled(self._number)
+        log, number = replica.log, replica.number
+        if log is None:
             return
-        text = verdict.said(f"shard {self._number}", step, self._names)
-        stops = action == "stop" or (action == "heal" and not verdict.good)
-        self._checks.found(text, self._number, stops=stops)
-        if action == "heal":
-            self._refill(verdict)
-
-    def _refill(self, verdict: Verdict) -> None:
-        log, view = self.log, self._replicas.view
-        for task in verdict.wrong:
-            if task == self.task:
-                self._leave(f"{', '.join(verdict.good)} have it as it should be")
-            server = view.server(int(task.partition(":")[2]))
-            if server is not None and log is not None:
+        copies = self._copies.setdefault((number, replica.generation, step), {})
+        copies[task] = digests
+        if self.task not in copies or len(copies) <= len(log.backups):
+            return
+        self._copies = {
+            key: held for key, held in self._copies.items() if key[0] != number or key[2] > step
+        }
+        good, wrong = self._checks.compare(f"shard {number}", step, copies)
+        for other in wrong:
+            if other == self.task:
+                self._leave(replica, f"{', '.join(good)} have it as it should be")
+            server = self._replicas.view.server(int(other.partition(":")[2]))
+            if server is not None:
                 log.useless.add((server.index, server.incarnation))
 
-    def _leave(self, why: str) -> None:
-        """Ends this server, so that a backup takes its place; stops the job if there is none."""
-        log = self.log
-        text = f"{self.task} holds corrupted values of shard {self._number}: {why}"
-        if log is None or not log.backups:
-            self._checks.found(text, stops=True)
-        error = CorruptedValues(f"{text}; it leaves, to be filled anew")
-        error.others_go_on = True
+    def _leave(self, replica: Replica[Link], why: str) -> None:
+        """Ends this server, so that another copy takes its place; the job if there is none."""
+        error = CorruptedValues(
+            f"{self.task} has corrupted values of shard {replica.number}: {why}"
+        )
+        error.others_go_on = replica.log is None or bool(replica.log.backups)
         raise error
+
+
+def named(values: Values) -> list[tuple[str, torch.Tensor]]:
+    """Returns the part of each parameter in values, with the padding behind it, by its name.
+
+    They are sorted, as copies of a shard may divide the optimizer's state otherwise. Numbers of a
+    parameter group have one name, for each range that they hold for.
+    """
+    vectors, found = {vector.name: vector for vector in values.buffer.layout.vectors}, []
+    for spec, tensor in values.live(state=True):
+        if spec.group >= 0:
+            found.append((f"{spec.key} of parameter group {spec.group}", tensor))
+            continue
+        for placed in vectors[spec.vector].placed:
+            if part := placed.within(spec.start, spec.stop):
+                name = f"{spec.key} of {placed.parameter.name!r}"
+                found.append((name, tensor[part[0] - spec.start : part[1] - spec.start]))
+    return sorted(found, key=lambda each: each[0])
 
 
 SERVERS = ServerPart(ServerChecks)
