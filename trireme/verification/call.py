@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from trireme.cli.run import configuration, prepare
+from trireme.cli.run import configuration
 from trireme.errors import ConfigurationError, UsageError
 from trireme.job_config import LAUNCH_CALL
 from trireme.jobs.function import pack_call
 from trireme.jobs.run import option_texts
 from trireme.launch.environment import check_no_task
 from trireme.launch.process_setup.program import MODULE, check_program
-from trireme.verification.command import runs_of
+from trireme.verification.runs import Runs
 from trireme.verification.verdict import Verdict
 from trireme.verification.verifying import Verifier, limits_of
 
@@ -54,17 +54,18 @@ def verify(
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError("trireme.verify starts jobs: call it from the main thread")
     try:
-        limits = limits_of("", steps, stop_at, tolerance)
+        limits = limits_of(steps, stop_at, tolerance)
     except UsageError as error:
         raise ConfigurationError(f"trireme.verify: {error}") from None
-    task = prepare(configuration(option_texts(options), None, LAUNCH_CALL))
+    config = configuration(option_texts(options), None, LAUNCH_CALL)
+    inherited: dict[str, int] = {}
     with ExitStack() as held:
         if callable(function_or_script):
             call = held.enter_context(pack_call(function_or_script, args))
-            task = task.inheriting(call=call.fileno())
+            inherited["call"] = call.fileno()
             program = [MODULE, "trireme.jobs.function"]
         else:
             program = [os.fspath(function_or_script), *map(str, args)]
             check_program(program)
-        runs = held.enter_context(runs_of(program, limits.steps))
-        return Verifier(runs, limits).verify(task)
+        runs = held.enter_context(Runs(program))
+        return Verifier(runs, limits).verify(config, **inherited)

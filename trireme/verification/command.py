@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from trireme.cli.run import configuration, prepare
+from trireme.cli.run import configuration
 from trireme.errors import TriremeError, UsageError
 from trireme.job_config import JobConfig
 from trireme.launch.exit_reason import INTERRUPTED
@@ -48,30 +45,31 @@ def main(arguments: Sequence[str]) -> int:
     parser = VERIFY.parser()
     options, program = parser.split(arguments)
     given = vars(parser.parse_args(options))
-    own = {name: given.pop(name) for name in _OWN}
+    steps, every, stop_at, tolerance, json, html = (given.pop(name) for name in _OWN)
     if not program:
         raise UsageError("name the program to verify: trireme verify [OPTIONS] SCRIPT [ARGS...]")
     check_program(program)
-    limits = limits_of("--", own["steps"], own["stop_at"], own["tolerance"])
-    every = own["strategies"] == "all"
-    if own["strategies"] and not every:
-        raise UsageError(
-            f"--strategies is {own['strategies']!r}: it must be all; --strategy NAME names one"
-        )
-    files = {name: own[name] for name in ("json", "html") if own[name] not in (None, "-")}
-    for file in files.values():  # a run takes long: say so before
+    limits = limits_of(steps, stop_at, tolerance)
+    if every not in (None, "all"):
+        raise UsageError(f"--strategies is {every!r}: it must be all; --strategy NAME names one")
+    quiet = json == "-"
+    for file in {json, html} - {None, "-"}:  # a run takes long: say so before
         _write(file, "")
     config = configuration(given, given["config"])
     allow_many_descriptors()
     for each in (signal.SIGTERM, signal.SIGHUP):  # so that runs end, and their files are removed
         signal.signal(each, lambda *_: sys.exit(INTERRUPTED))
-    quiet = own["json"] == "-"
     verdicts: list[Verdict] = []
     try:
-        with runs_of(program, limits.steps) as runs:
+        with Runs(program) as runs:
             verifier = Verifier(runs, limits, partial(print, file=sys.stderr))
             for chosen in _configs(config) if every else [config]:
-                verdicts.append(_verdict(verifier, chosen, every))
+                try:
+                    verdicts.append(verifier.verify(chosen))
+                except TriremeError as error:
+                    if not every:
+                        raise
+                    verdicts.append(Verdict(name_of(chosen), "refused", reason=str(error)))
                 if not quiet:
                     print(verdicts[-1], flush=True)
     except KeyboardInterrupt:
@@ -79,27 +77,11 @@ def main(arguments: Sequence[str]) -> int:
     found = msgspec.json.format(msgspec.json.encode(verdicts), indent=2).decode() + "\n"
     if quiet:
         print(found, end="")
-    if "json" in files:
-        _write(files["json"], found)
-    if "html" in files:
-        _write(files["html"], page(" ".join(program), verdicts))
+    elif json:
+        _write(json, found)
+    if html:
+        _write(html, page(" ".join(program), verdicts))
     return exit_status(verdicts)
-
-
-@contextmanager
-def runs_of(program: Sequence[str], steps: int) -> Iterator[Runs]:
-    """Gives what runs a program, while its files are needed."""
-    with tempfile.TemporaryDirectory(prefix="trireme-verify-") as scratch:
-        yield Runs(program, steps, Path(scratch), os.environ)
-
-
-def _verdict(verifier: Verifier, config: JobConfig, every: bool) -> Verdict:
-    try:
-        return verifier.verify(prepare(config))
-    except TriremeError as error:
-        if not every:
-            raise
-        return Verdict(name_of(config), "refused", reason=str(error))
 
 
 def _configs(config: JobConfig) -> Iterator[JobConfig]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from trireme.verification.sketch import Sketch, combined
+from trireme.verification.sketch import Sketch, combined, number
 
 
 class Record(msgspec.Struct, kw_only=True):
@@ -41,7 +41,13 @@ class Record(msgspec.Struct, kw_only=True):
     workers: list[Record] = []  # of a joined one: those that had examples, in their order
 
     def kind(self, kind: str) -> dict[str, Sketch]:
-        """Returns the sketches of one kind of tensors, by name."""
+        """Returns the sketches of one kind of tensors, or of `loss` or `settings`, by name."""
+        if kind == "settings":
+            return {name: number(value) for name, value in self.settings.items()}
+        if kind == "loss":
+            count = len(self.losses)
+            name = "the loss" if count == 1 else f"the loss of backward() {{}} of {count}"
+            return {name.format(n): number(value) for n, value in enumerate(self.losses, 1)}
         prefix = f"{kind}/"
         found = self.tensors.items()
         return {key.removeprefix(prefix): each for key, each in found if key.startswith(prefix)}

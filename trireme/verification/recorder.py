@@ -71,7 +71,7 @@ class Recorder(Observer):
         self._forward = False  # whether the model computes a loss that is recorded
 
     def on_start(self) -> None:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_deterministic_debug_mode("warn")
         setup = self.worker.setup
         turn_dropout_off(setup.model, self._notes)
         found = self._held(state=False)

@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
+import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
 from trireme.cli.run import start
 from trireme.job_config import JobConfig
-from trireme.launch.config.task_config import (
-    TASK_VARIABLE,
-    TaskConfig,
-    Trial,
-    encode_task,
-    fresh_job,
-)
+from trireme.launch.config.task_config import TaskConfig, Trial, fresh_job
 from trireme.launch.exit_reason import INTERRUPTED
+from trireme.launch.launcher import TaskEnded
+from trireme.launch.local import HostEngine
 from trireme.launch.output import Console
 from trireme.launch.process_setup.program import program_name
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
@@ -54,14 +48,15 @@ class Run:
         """The same, joined into those of one process."""
         return joined(self.records)
 
-    def ended_before(self, step: int) -> bool:
-        """Whether it has failed before a step; a program may end earlier by itself."""
-        return len(self.records) < 2 or (self.status != 0 and max(self.records) < step)
+    @property
+    def initial(self) -> Path:
+        """The file of the values that it began with."""
+        return self.directory / INITIAL
 
     def notes(self) -> set[str]:
         """Returns what was changed for the comparison, and what the job has warned of."""
-        warned = {line.partition(_WARNS)[2] for line in self.output if _WARNS in line}
         noted = {each for step in self.records.values() for one in step for each in one.notes}
+        warned = {line.partition(_WARNS)[2] for line in self.output if _WARNS in line}
         return noted | {f"the job warns: {text}" for text in warned}
 
     def cause(self) -> str:
@@ -73,84 +68,78 @@ class Run:
 
 
 class Runs:
-    """Runs a program in temporary directories, again and again.
+    """Runs a program in temporary directories, again and again. Use it as a context manager.
 
     Args:
         program: the program with its arguments, as after `trireme run`.
-        steps: the global step at which every run ends.
-        scratch: where the directories are.
-        environ: the environment of processes that stand for a job.
     """
 
-    def __init__(
-        self, program: Sequence[str], steps: int, scratch: Path, environ: Mapping[str, str]
-    ) -> None:
-        self.program = tuple(program)
-        self.steps = steps
-        self._scratch = scratch
-        self._environ = environ
+    def __init__(self, program: Sequence[str]) -> None:
+        self._program = tuple(program)
+        self._held = ExitStack()
+        directory = tempfile.TemporaryDirectory(prefix="trireme-verify-")
+        self._scratch = Path(self._held.enter_context(directory))
+        self._lines: list[str] = []  # that processes which stand for a job have printed
+        self._engine: HostEngine | None = None
 
-    def job(self, task: TaskConfig, steps: int | None = None, run_dir: Path | None = None) -> Run:
-        """Runs the program as a job, as `trireme run` does, to the last step or an earlier one."""
+    def __enter__(self) -> Runs:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._held.close()
+
+    def job(self, task: TaskConfig, steps: int, run_dir: Path | None = None) -> Run:
+        """Runs the program as a job, as `trireme run` does, to a global step."""
         directory = Path(tempfile.mkdtemp(prefix="job-", dir=self._scratch))
         config = task.config.replaced(_ORIGIN, run_dir=str(run_dir or directory / "run"))
-        trial = Trial(record=str(directory), most_steps=steps or self.steps)
+        trial = Trial(record=str(directory), most_steps=steps)
         task = msgspec.structs.replace(task, job=fresh_job(), config=config, trial=trial)
         out = io.StringIO()
-        status = start(task, self.program, program_name(self.program), Console(out, out, {}))
+        status = start(task, self._program, program_name(self._program), Console(out, out, {}))
         if status == INTERRUPTED:  # by a signal, which ends all of it
             raise KeyboardInterrupt
         return Run(directory, status, out.getvalue().splitlines())
 
     def reference(
-        self, job: Run, task: TaskConfig, settings: Mapping[str, int], batches: tuple[int, int]
+        self, job: TaskConfig, trial: Trial, processes: int, settings: Mapping[str, int | str]
     ) -> Run:
         """Runs the program as one process that stands for a job, or as one for each worker.
 
         Args:
-            job: the job, with whose first values it begins.
-            task: what the job's tasks have in common.
+            job: what the job's tasks have in common.
+            trial: what it stands for; its directory is added.
+            processes: how many there are, each of which has the batches of one worker.
             settings: of the recorder.
-            batches: how many batches of the job make one here; how many processes there are, each
-                of which has the batches of one worker.
         """
         directory = Path(tempfile.mkdtemp(prefix="reference-", dir=self._scratch))
-        trial = Trial(
-            record=str(directory),
-            most_steps=self.steps,
-            joined=batches[0],
-            replicas=max(batches),
-            settings={"initial": str(job.directory / INITIAL), **settings},
-        )
-        with (directory / "output").open("w+b") as output, ExitStack() as started:
-            processes = []
-            for replica in range(batches[1]):
-                process = self._start(task, trial, replica, output)
-                processes.append(started.enter_context(process))
-                started.callback(process.kill)
-            status = max([process.wait() for process in processes], key=abs)
-            output.seek(0)
-            return Run(directory, status, output.read().decode("utf-8", "replace").splitlines())
+        engine = self._engine = self._engine or self._opened(job)
+        self._lines = []
+        for replica in range(processes):
+            config = {"strategy": "async", "run_dir": str(directory / f"run-{replica}")}
+            task = TaskConfig(
+                job=fresh_job(),
+                index=replica,
+                config=JobConfig().replaced(_ORIGIN, **config),
+                descriptors=job.descriptors,
+                threads=threads_of_task(os.environ, 2),
+                trial=msgspec.structs.replace(
+                    trial, record=str(directory), replica=replica, settings=dict(settings)
+                ),
+            )
+            engine.start(task)
+        statuses: list[int] = []
+        while len(statuses) < processes:
+            ended = (each for each in engine.wait(1.0) if isinstance(each, TaskEnded))
+            statuses += [each.status for each in ended]
+        return Run(directory, max(statuses, key=abs), self._lines)
 
-    def _start(
-        self, job: TaskConfig, trial: Trial, replica: int, output: IO[bytes]
-    ) -> subprocess.Popen[bytes]:
-        threads = threads_of_task(self._environ, 2)
-        run_dir = f"{trial.record}/run-{replica}"
-        task = TaskConfig(
-            job=fresh_job(),
-            index=replica,
-            config=JobConfig().replaced(_ORIGIN, strategy="async", run_dir=run_dir),
-            descriptors=job.descriptors,
-            threads=threads,
-            trial=msgspec.structs.replace(trial, replica=replica),
-        )
-        variables = thread_variables(self._environ, threads) | {TASK_VARIABLE: encode_task(task)}
-        return subprocess.Popen(
-            [sys.executable, *self.program],
-            env={**self._environ, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=list(task.descriptors.values()),
-        )
+    def _opened(self, job: TaskConfig) -> HostEngine:
+        """Returns what starts processes, none of which outlives this one."""
+        environ = {**os.environ, **thread_variables(os.environ, threads_of_task(os.environ, 2))}
+        engine = self._held.enter_context(HostEngine(self._program, environ, self._printed))
+        if job.config.launch.start == "auto":
+            engine.fork_tasks(Console(io.StringIO(), io.StringIO(), {}))
+        return engine
+
+    def _printed(self, name: str, line: bytes, error: bool) -> None:
+        self._lines.append(line.decode("utf-8", "replace"))

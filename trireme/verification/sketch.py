@@ -38,6 +38,20 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
         """The L2 norm of the tensor's finite elements, estimated."""
         return math.hypot(*self.marks) / math.sqrt(len(self.marks))
 
+    @property
+    def size(self) -> float:
+        """The number that it stands for, or the norm of the tensor."""
+        if len(self.marks) > 1:
+            return self.norm
+        return math.nan if self.broken else self.marks[0]
+
+
+def number(value: float) -> Sketch:
+    """Returns the sketch of one number, which is exact."""
+    if math.isfinite(value):
+        return Sketch((value,), 1)
+    return Sketch((0.0,), 1, broken=1.0 if math.isnan(value) else value)
+
 
 def sketch(tensor: torch.Tensor) -> Sketch:
     """Returns the sketch of a tensor of any shape, dtype and device."""

@@ -9,14 +9,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from trireme.cli.command import number
+from trireme.cli.run import prepare
 from trireme.errors import UsageError
 from trireme.job_config import JobConfig
-from trireme.launch.config.task_config import TaskConfig
+from trireme.launch.config.task_config import TaskConfig, Trial
 from trireme.launch.engines import ENGINES
 from trireme.verification.compare import Difference, compare
 from trireme.verification.reasons import Case, reason, reason_of_resume
 from trireme.verification.record import Record, joined
-from trireme.verification.recorder import INITIAL
 from trireme.verification.runs import Run, Runs
 from trireme.verification.verdict import Verdict
 
@@ -29,22 +29,19 @@ class Limits(NamedTuple):
     tolerance: float | None  # of gradients, relative; None derives it
 
 
-def limits_of(dashes: str, steps: Any, stop_at: Any, tolerance: Any) -> Limits:
-    """Returns what options say, whose names begin so; raises `UsageError` where one is wrong."""
+def limits_of(steps: object, stop_at: object, tolerance: object) -> Limits:
+    """Returns what the options of these names say; raises `UsageError` where one is wrong."""
 
-    def checked(name: str, value: Any, most: float, whole: bool = True) -> float:
-        what = f"a {'whole ' * whole}number above 0 and below {most:.0f}"
-        return number(
-            dashes + (name.replace("_", "-") if dashes else name),
-            str(value),
-            what,
-            lambda it: 0 < it < most and (it % 1 == 0 or not whole),
-        )
+    def whole(option: str, value: object, most: int) -> int:
+        what = f"a whole number above 0 and below {most}"
+        return int(number(option, str(value), what, lambda it: 0 < it < most and it % 1 == 0))
 
-    last = int(checked("steps", steps, 1e6))
-    stop = 0 if stop_at is None else int(checked("stop_at", stop_at, last))
-    near = None if tolerance is None else checked("tolerance", tolerance, 1, whole=False)
-    return Limits(last, stop, near)
+    last = whole("--steps", steps, 1_000_000)
+    stop = 0 if stop_at is None else whole("--stop-at", stop_at, last)
+    if tolerance is None:
+        return Limits(last, stop, None)
+    between = "a number above 0 and below 1"
+    return Limits(last, stop, number("--tolerance", str(tolerance), between, lambda it: 0 < it < 1))
 
 
 class Verifier:
@@ -56,99 +53,104 @@ class Verifier:
         say: told what is done.
     """
 
-    def __init__(
-        self, runs: Runs, limits: Limits, say: Callable[[str], object] = lambda text: None
-    ) -> None:
+    def __init__(self, runs: Runs, limits: Limits, say: Callable[[str], object] = str) -> None:
         self._limits = limits
         self._runs = runs
         self._compare = partial(compare, tolerance=limits.tolerance)
         self._say = say
         self._references: dict[tuple[Any, ...], Run] = {}
 
-    def verify(self, task: TaskConfig) -> Verdict:
-        """Compares a job with one process, or, stopped and resumed, with itself."""
-        on, name = task.config.launch.on, name_of(task.config)
-        if not ENGINES.load(on).one_host:
-            raise UsageError(f"trireme verify --on {on}: runs are compared on this host alone")
-        if self._limits.stop_at:
-            return self._with_itself(name, task, self._limits.stop_at)
-        return self._with_one_process(name, task)
+    def verify(self, config: JobConfig, **inherited: int) -> Verdict:
+        """Compares a job with one process, or, stopped and resumed, with itself.
+
+        Its processes inherit descriptors, by what they are for.
+        """
+        task = prepare(config).inheriting(**inherited)
+        if not ENGINES.load(config.launch.on).one_host:
+            raise UsageError(
+                f"trireme verify --on {config.launch.on}: runs are compared on this host alone"
+            )
+        compared = self._with_itself if self._limits.stop_at else self._with_one_process
+        return compared(name_of(task.config), task)
 
     def _with_one_process(self, name: str, task: TaskConfig) -> Verdict:
-        self._say(f"{name}: {self._runs.steps} steps as a job")
-        job = self._runs.job(task)
-        if job.ended_before(self._runs.steps):
-            return _failed(name, job)
+        steps = self._limits.steps
+        self._say(f"{name}: {steps} steps as a job")
+        job = self._runs.job(task, steps)
+        if failed := _failed(name, job, steps):
+            return failed
         every = [each for step in job.records.values() for each in step]
-        batches = max(each.batches for each in every)
-        nature = max(each.nature for each in every)
+        batches, nature = (max(getattr(e, f) for e in every) for f in ("batches", "nature"))
         dealt = all(each.dealt for each in every if each.weight > 0)
         pair = (1, 1) if nature else (batches, 1) if dealt else (1, batches)
         again = partial(self._reference, job, task, pair)
         reference = again()
-        if reference.ended_before(self._runs.steps):
-            return _failed(f"{name}: as one process", reference)
+        if failed := _failed(f"{name}: as one process", reference, steps):
+            return failed
         notes = sorted(job.notes() | reference.notes())
         against, found = "one process", self._compare(job.steps, reference.steps)
         if nature:
-            found = replace(found, found=())
-            return Verdict(name, "apart", against, nature, found, notes)
+            return Verdict(name, "apart", against, nature, replace(found, found=()), notes)
         if pair[1] > 1:
             against += f" for each of {batches} loops, with their gradients joined"
-        repeated = None
         if found.first is not None:
             self._say(f"{name}: a difference; how far rounding leads, and a repetition")
             found = self._compare(job.steps, reference.steps, grown=again(perturb=1).steps)
-            repeated = self._compare(again(again=1).steps, reference.steps)
         if (first := found.first) is None:
             return Verdict(name, "same", against, "", found, notes)
+        repeated = self._compare(again(again=1).steps, reference.steps)
         why = reason(Case(first, _at(job.steps, first), _at(reference.steps, first), repeated))
         return Verdict(name, "differs", against, why, found, notes)
 
-    def _with_itself(self, name: str, task: TaskConfig, stop_at: int) -> Verdict:
+    def _with_itself(self, name: str, task: TaskConfig) -> Verdict:
         """Compares a job that is stopped at a step and resumed with one that is not."""
-        self._say(f"{name}: {self._runs.steps} steps without a stop; then one at step {stop_at}")
+        steps, stop_at = self._limits.steps, self._limits.stop_at
+        self._say(f"{name}: {steps} steps without a stop; then one at step {stop_at}")
         name = f"{name}, stopped at step {stop_at} and resumed"
-        whole = self._runs.job(task)
+        whole = self._runs.job(task, steps)
         run_dir = whole.directory / "resumed"
-        before = self._runs.job(task, steps=stop_at, run_dir=run_dir)
-        after = self._runs.job(task, run_dir=run_dir)
-        for run, last in ((whole, self._runs.steps), (before, stop_at), (after, self._runs.steps)):
-            if run.ended_before(last):
-                return _failed(name, run)
+        before = self._runs.job(task, stop_at, run_dir)
+        after = self._runs.job(task, steps, run_dir)
+        for run, last in ((whole, steps), (before, stop_at), (after, steps)):
+            if failed := _failed(name, run, last):
+                return failed
         resumed = {step: each for step, each in before.records.items() if step <= stop_at}
         resumed |= {step: each for step, each in after.records.items() if step > stop_at}
-        steps, against = joined(resumed), "the job that was not stopped"
-        found = self._compare(steps, whole.steps)
+        mine, against = joined(resumed), "the job that was not stopped"
+        found = self._compare(mine, whole.steps)
         if (first := found.first) is None:
             return Verdict(name, "same", against, "", found)
-        case = Case(first, _at(steps, first), _at(whole.steps, first))
+        case = Case(first, _at(mine, first), _at(whole.steps, first))
         return Verdict(name, "differs", against, reason_of_resume(case, stop_at), found)
 
     def _reference(
         self, job: Run, task: TaskConfig, batches: tuple[int, int], **settings: int
     ) -> Run:
         """Returns the run of one process; jobs that begin alike have the same."""
-        begin = hashlib.sha256((job.directory / INITIAL).read_bytes()).hexdigest()
-        key = (begin, batches, *settings)
+        key = (hashlib.sha256(job.initial.read_bytes()).hexdigest(), batches, *settings)
         if key not in self._references:
-            self._say(f"{self._runs.steps} steps as one process")
-            self._references[key] = self._runs.reference(job, task, settings, batches)
+            steps = self._limits.steps
+            self._say(f"{steps} steps as one process")
+            trial = Trial(record="", most_steps=steps, joined=batches[0], replicas=max(batches))
+            given: dict[str, int | str] = {"initial": str(job.initial), **settings}
+            self._references[key] = self._runs.reference(task, trial, batches[1], given)
         return self._references[key]
 
 
 def name_of(config: JobConfig) -> str:
     """Returns the name of a job, such as `sync, ps=1, workers=2`."""
-    options: dict[str, Any] = {"ps": config.tasks.ps, "workers": config.tasks.workers}
-    options |= {"replicas": config.tasks.replicas - 1 and config.tasks.replicas}
-    options |= {"mesh": config.model.mesh}
+    tasks = config.tasks
+    options = {"ps": tasks.ps, "workers": tasks.workers, "mesh": config.model.mesh}
+    options |= {"replicas": tasks.replicas if tasks.replicas > 1 else 0}
     words = [f"{name}={value}" for name, value in options.items() if value]
     return ", ".join([config.training.strategy or "the program's strategy", *words])
 
 
-def _failed(name: str, run: Run) -> Verdict:
-    """Returns the verdict on a run that has ended before its last step."""
+def _failed(name: str, run: Run, steps: int) -> Verdict | None:
+    """Returns the verdict on a run that has failed before a step; a program may end by itself."""
     last = max(run.records, default=0)
+    if len(run.records) > 1 and (run.status == 0 or last >= steps):
+        return None
     if run.status == 2 and not last:
         return Verdict(name, "refused", reason=run.cause())
     why = f"it ended with status {run.status} after step {last}: {run.cause()}"
