@@ -15,7 +15,6 @@ from trireme.jobs.function import pack_call
 from trireme.jobs.run import option_texts
 from trireme.launch.environment import check_no_task
 from trireme.launch.process_setup.program import MODULE, check_program
-from trireme.verification.runs import Runs
 from trireme.verification.verdict import Verdict
 from trireme.verification.verifying import Verifier, limits_of
 
@@ -67,5 +66,4 @@ def verify(
         else:
             program = [os.fspath(function_or_script), *map(str, args)]
             check_program(program)
-        runs = held.enter_context(Runs(program))
-        return Verifier(runs, limits).verify(config, **inherited)
+        return held.enter_context(Verifier(program, limits)).verify(config, **inherited)

@@ -19,7 +19,6 @@ from trireme.launch.process_setup.program import check_program
 from trireme.launch.process_setup.resources import allow_many_descriptors
 from trireme.verification.entry import VERIFY
 from trireme.verification.page import page
-from trireme.verification.runs import Runs
 from trireme.verification.verdict import Verdict, exit_status
 from trireme.verification.verifying import Verifier, limits_of, name_of
 
@@ -61,8 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(each, lambda *_: sys.exit(INTERRUPTED))
     verdicts: list[Verdict] = []
     try:
-        with Runs(program) as runs:
-            verifier = Verifier(runs, limits, partial(print, file=sys.stderr))
+        with Verifier(program, limits, partial(print, file=sys.stderr)) as verifier:
             for chosen in _configs(config) if every else [config]:
                 try:
                     verdicts.append(verifier.verify(chosen))

@@ -21,6 +21,8 @@ _OF_ALL = 0.01  # of the norm of all gradients, for one that is nothing but roun
 _STATE = 10.0  # times what a gradient may differ by: squares, and means of several steps
 _SETTINGS = 1e-6
 _CONTENTS = 1e-3  # of an example, which may be the result of another model
+_NONE = number(math.nan)
+_Allowances = dict[str, Callable[[Sketch], float]]
 
 
 @dataclass(frozen=True)
@@ -97,9 +99,7 @@ def _far(mine: Mapping[str, Sketch], others: Mapping[str, Sketch]) -> float:
     return apart / max(math.hypot(*(each.norm for each in others.values())), 1e-300)
 
 
-def _allowances(
-    reference: Record, tolerance: float, count: int
-) -> dict[str, Callable[[Sketch], float]]:
+def _allowances(reference: Record, tolerance: float, count: int) -> _Allowances:
     """Returns how far each kind may be apart after some steps, in the order of the computation."""
     of_all = _OF_ALL * math.hypot(*(each.norm for each in reference.kind("gradient").values()))
 
@@ -117,10 +117,7 @@ def _allowances(
 
 
 def _compared(
-    job: Record,
-    reference: Record,
-    grown: Record,
-    allowances: Mapping[str, Callable[[Sketch], float]],
+    job: Record, reference: Record, grown: Record, allowances: _Allowances
 ) -> Iterator[Difference]:
     """Yields all that is compared of a step, in the order of the computation."""
     for name, apart, count in _examples(job, reference):
@@ -134,9 +131,6 @@ def _compared(
             allowed = allow(other) + _GROWN * distance(thirds.get(name, other), other)
             apart = distance(one, other)
             yield Difference(job.step, stage, name, one.size, other.size, apart, allowed)
-
-
-_NONE = number(math.nan)
 
 
 def _examples(job: Record, reference: Record) -> Iterator[tuple[str, float, float]]:

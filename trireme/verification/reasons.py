@@ -41,8 +41,9 @@ def reason(case: Case) -> str:
 
 def reason_of_resume(case: Case, stop_at: int) -> str:
     """Returns why a job that was resumed differs from one that was not stopped."""
+    stage = case.first.stage
     if case.first.step > stop_at:
-        return _RESUMED[case.first.stage]
+        return _RESUMED.get(stage, f"a state, such as the optimizer's, is not restored: {stage}")
     return "it differs before the stop: seed what the program draws, and say deterministic=True"
 
 
@@ -61,10 +62,6 @@ def _draws_in(place: str) -> Callable[[Case], str]:
 def _layer_of_batch(case: Case) -> str:
     layers = (each.layers.items() for each in case.job.workers[1:])
     return next((f"{kind} {name or 'of the model'}" for e in layers for name, kind in e), "")
-
-
-def _silent_hook(case: Case) -> str:
-    return min({*case.reference.hooks} - {*case.job.hooks}, default="")
 
 
 def _unreached(case: Case) -> str:
@@ -139,7 +136,7 @@ _REASONS: tuple[tuple[str, Callable[[Case], str], str], ...] = (
     ),
     (
         "loss gradient values state",
-        _silent_hook,
+        lambda case: min({*case.reference.hooks} - {*case.job.hooks}, default=""),
         "{1} has a hook in one process, and none in the job, which trains other parameters",
     ),
     (
@@ -185,15 +182,11 @@ _ELSE = {
 _ELSE["state"] = _ELSE["values"]
 
 _RESUMED = {
-    "examples": "the resumed job trains on other examples: the program deals the data itself, or "
-    "draws what it trains on without a seed that follows from the position",
+    "examples": "the program deals the data itself, or draws what it trains on without a seed",
     "loss": "random numbers, or a state of the program's own, are not restored: say "
     "deterministic=True; keep a state by optimizer.keep, or in a buffer of the model",
-    "gradient": "the gradients differ, and the losses do not: a state of the program's own is lost",
     "settings": "the program's schedule begins anew: give the session the scheduler, or advance it "
     "to optimizer.loop_steps",
-    "values": "the gradients agree and the values do not: the optimizer's state is not restored",
-    "buffers": "buffers are not restored",
-    "state": "the optimizer's state is not restored",
-    "steps": "the resumed job ends at another step: the loop counts its steps from its own start",
+    "steps": "the loop counts its steps from its own start",
 }
+"""What a program does wrong whose job is resumed, by what differs first."""

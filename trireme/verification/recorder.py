@@ -284,10 +284,10 @@ def _settings(groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]
     for group, values in enumerate(groups):
         where = f" of group {group}" if len(groups) > 1 else ""
         for name, value in values.items():
-            if name in _NO_NUMBERS or name.startswith("_"):
-                continue
             several = isinstance(value, (tuple, list))
             for place, each in enumerate(value if several else [value]):
-                number = isinstance(each, (bool, int, float))
-                if number or (isinstance(each, torch.Tensor) and each.numel() == 1):
+                number = (
+                    isinstance(each, (int, float)) or torch.is_tensor(each) and each.numel() == 1
+                )
+                if number and name not in _NO_NUMBERS and not name.startswith("_"):
                     yield (f"{name}[{place}]" if several else name) + where, float(each)

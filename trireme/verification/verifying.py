@@ -3,22 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import io
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from trireme.cli.command import number
-from trireme.cli.run import prepare
+from trireme.cli.run import prepare, start
 from trireme.errors import UsageError
 from trireme.job_config import JobConfig
-from trireme.launch.config.task_config import TaskConfig, Trial
+from trireme.launch.config.task_config import TaskConfig, Trial, fresh_job
 from trireme.launch.engines import ENGINES
+from trireme.launch.exit_reason import INTERRUPTED
+from trireme.launch.launcher import TaskEnded
+from trireme.launch.local import HostEngine
+from trireme.launch.output import Console
+from trireme.launch.process_setup.program import program_name
+from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.verification.compare import Difference, compare
 from trireme.verification.reasons import Case, reason, reason_of_resume
 from trireme.verification.record import Record, joined
-from trireme.verification.runs import Run, Runs
+from trireme.verification.recorder import INITIAL
+from trireme.verification.run import Run
 from trireme.verification.verdict import Verdict
+
+_ORIGIN = "trireme verify"
 
 
 class Limits(NamedTuple):
@@ -45,20 +61,33 @@ def limits_of(steps: object, stop_at: object, tolerance: object) -> Limits:
 
 
 class Verifier:
-    """Compares jobs of one program with one process.
+    """Compares jobs of one program with one process. Use it as a context manager.
 
     Args:
-        runs: runs the program.
-        limits: how far.
+        program: the program with its arguments, as after `trireme run`.
+        limits: how far jobs are compared.
         say: told what is done.
     """
 
-    def __init__(self, runs: Runs, limits: Limits, say: Callable[[str], object] = str) -> None:
+    def __init__(
+        self, program: Sequence[str], limits: Limits, say: Callable[[str], object] = str
+    ) -> None:
+        self._program = tuple(program)
         self._limits = limits
-        self._runs = runs
         self._compare = partial(compare, tolerance=limits.tolerance)
         self._say = say
-        self._references: dict[tuple[Any, ...], Run] = {}
+        self._held = ExitStack()
+        scratch = tempfile.TemporaryDirectory(prefix="trireme-verify-")
+        self._scratch = self._held.enter_context(scratch)
+        self._engine: HostEngine | None = None  # of the processes that stand for jobs
+        self._printed: list[str] = []  # by these
+        self._references: dict[tuple[object, ...], Run] = {}
+
+    def __enter__(self) -> Verifier:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._held.close()
 
     def verify(self, config: JobConfig, **inherited: int) -> Verdict:
         """Compares a job with one process, or, stopped and resumed, with itself.
@@ -76,7 +105,7 @@ class Verifier:
     def _with_one_process(self, name: str, task: TaskConfig) -> Verdict:
         steps = self._limits.steps
         self._say(f"{name}: {steps} steps as a job")
-        job = self._runs.job(task, steps)
+        job = self._job(task, steps)
         if failed := _failed(name, job, steps):
             return failed
         every = [each for step in job.records.values() for each in step]
@@ -107,10 +136,10 @@ class Verifier:
         steps, stop_at = self._limits.steps, self._limits.stop_at
         self._say(f"{name}: {steps} steps without a stop; then one at step {stop_at}")
         name = f"{name}, stopped at step {stop_at} and resumed"
-        whole = self._runs.job(task, steps)
+        whole = self._job(task, steps)
         run_dir = whole.directory / "resumed"
-        before = self._runs.job(task, stop_at, run_dir)
-        after = self._runs.job(task, steps, run_dir)
+        before = self._job(task, stop_at, run_dir)
+        after = self._job(task, steps, run_dir)
         for run, last in ((whole, steps), (before, stop_at), (after, steps)):
             if failed := _failed(name, run, last):
                 return failed
@@ -123,18 +152,77 @@ class Verifier:
         case = Case(first, _at(mine, first), _at(whole.steps, first))
         return Verdict(name, "differs", against, reason_of_resume(case, stop_at), found)
 
+    def _job(self, task: TaskConfig, steps: int, run_dir: Path | None = None) -> Run:
+        """Runs the program as a job, as `trireme run` does, to a global step."""
+        directory = Path(tempfile.mkdtemp(prefix="job-", dir=self._scratch))
+        config = task.config.replaced(_ORIGIN, run_dir=str(run_dir or directory / "run"))
+        trial = Trial(record=str(directory), most_steps=steps)
+        task = msgspec.structs.replace(task, job=fresh_job(), config=config, trial=trial)
+        out = io.StringIO()
+        status = start(task, self._program, program_name(self._program), Console(out, out, {}))
+        if status == INTERRUPTED:  # by a signal, which ends all of it
+            raise KeyboardInterrupt
+        return Run(directory, status, out.getvalue().splitlines())
+
     def _reference(
         self, job: Run, task: TaskConfig, batches: tuple[int, int], **settings: int
     ) -> Run:
-        """Returns the run of one process; jobs that begin alike have the same."""
-        key = (hashlib.sha256(job.initial.read_bytes()).hexdigest(), batches, *settings)
-        if key not in self._references:
-            steps = self._limits.steps
-            self._say(f"{steps} steps as one process")
-            trial = Trial(record="", most_steps=steps, joined=batches[0], replicas=max(batches))
-            given: dict[str, int | str] = {"initial": str(job.initial), **settings}
-            self._references[key] = self._runs.reference(task, trial, batches[1], given)
-        return self._references[key]
+        """Runs the program as one process that stands for a job, or as one for each worker.
+
+        Jobs that begin alike have the same.
+
+        Args:
+            job: the job, with whose first values it begins.
+            task: what the job's tasks have in common.
+            batches: how many batches of the job make one here; how many processes there are, each
+                of which has the batches of one worker.
+            settings: of the recorder.
+        """
+        initial = job.directory / INITIAL
+        key = (hashlib.sha256(initial.read_bytes()).hexdigest(), batches, *settings)
+        if key in self._references:
+            return self._references[key]
+        self._say(f"{self._limits.steps} steps as one process")
+        directory = Path(tempfile.mkdtemp(prefix="reference-", dir=self._scratch))
+        engine = self._engine = self._engine or self._opened(task)
+        self._printed = []
+        for replica in range(batches[1]):
+            config = {"strategy": "async", "run_dir": str(directory / f"run-{replica}")}
+            trial = Trial(
+                record=str(directory),
+                most_steps=self._limits.steps,
+                joined=batches[0],
+                replica=replica,
+                replicas=max(batches),
+                settings={"initial": str(initial), **settings},
+            )
+            one = TaskConfig(
+                job=fresh_job(),
+                index=replica,
+                config=JobConfig().replaced(_ORIGIN, **config),
+                descriptors=task.descriptors,
+                threads=threads_of_task(os.environ, 2),
+                trial=trial,
+            )
+            engine.start(one)
+        statuses: list[int] = []
+        while len(statuses) < batches[1]:
+            ended = (each for each in engine.wait(1.0) if isinstance(each, TaskEnded))
+            statuses += [each.status for each in ended]
+        run = self._references[key] = Run(directory, max(statuses, key=abs), self._printed)
+        return run
+
+    def _opened(self, job: TaskConfig) -> HostEngine:
+        """Returns what starts processes, none of which outlives this one."""
+
+        def show(name: str, line: bytes, error: bool) -> None:
+            self._printed.append(line.decode("utf-8", "replace"))
+
+        environ = {**os.environ, **thread_variables(os.environ, threads_of_task(os.environ, 2))}
+        engine = self._held.enter_context(HostEngine(self._program, environ, show))
+        if job.config.launch.start == "auto":
+            engine.fork_tasks(Console(io.StringIO(), io.StringIO(), {}))
+        return engine
 
 
 def name_of(config: JobConfig) -> str:
