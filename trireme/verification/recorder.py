@@ -286,8 +286,8 @@ def _settings(groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]
         for name, value in values.items():
             several = isinstance(value, (tuple, list))
             for place, each in enumerate(value if several else [value]):
-                number = (
-                    isinstance(each, (int, float)) or torch.is_tensor(each) and each.numel() == 1
+                number = isinstance(each, (int, float)) or (
+                    torch.is_tensor(each) and each.numel() == 1
                 )
                 if number and name not in _NO_NUMBERS and not name.startswith("_"):
                     yield (f"{name}[{place}]" if several else name) + where, float(each)
