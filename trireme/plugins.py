@@ -37,7 +37,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
         "stores": "s3=s3 s3a=s3 gs=gs gcs=gs abfs=abfs abfss=abfs az=abfs memory=remote",
         "backends": "graph=graph local=averaging parallel=parallel",
         "commands": (
-            "certs=tls checkpoint=checkpoints completion=completion doctor=doctor graph=graph "
+            "certs=tls checkpoint=checkpoints doctor=doctor graph=graph "
             "report=dashboards scale=control status=screen stop=control task=environments "
             "top=screen verify=verification"
         ),

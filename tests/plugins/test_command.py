@@ -8,16 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.installed import trireme
-from trireme.cli.command import COMMANDS
 
 
 @pytest.mark.thorough
-def test_it_is_listed_completed_explained_and_runs(directory: Path) -> None:
+def test_it_is_listed_explained_and_runs(directory: Path) -> None:
     help = trireme(directory, "--help").stdout
     assert re.search("^  size +print how many bytes a run takes on disk$", help, re.MULTILINE)
     assert re.search("^  run +start a job", help, re.MULTILINE)
-    if "completion" in COMMANDS:
-        assert "size" in trireme(directory, "completion", "bash").stdout
     assert "a run directory" in trireme(directory, "size", "--help").stdout
     run = directory.parent / "run"
     (run / "logs").mkdir(parents=True)

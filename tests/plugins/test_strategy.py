@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.plugins.installed import ROOT, trireme
-from trireme.cli.command import COMMANDS
 from trireme.job_config import STRATEGIES
 
 DIGITS = ROOT / "examples" / "digits.py"
@@ -28,8 +27,6 @@ def test_a_job_trains_by_it(directory: Path) -> None:
 def test_it_is_listed_and_its_options_are_those_of_the_launch(directory: Path) -> None:
     help = " ".join(trireme(directory, "run", "--help").stdout.split())
     assert ", ".join(sorted({"lookahead", *STRATEGIES})) in help
-    if "completion" in COMMANDS:
-        assert "lookahead" in trireme(directory, "completion", "bash").stdout
     wrong = trireme(directory, "run", "--strategy", "lokahead", DIGITS, status=2).stderr
     assert "did you mean lookahead?" in wrong
     job = ("run", "--ps", 1, "--strategy", "sync", "--every", 4, DIGITS)

@@ -1,1 +1,0 @@
-"""`trireme completion`: the scripts by which shells complete commands."""
