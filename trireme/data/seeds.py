@@ -53,8 +53,3 @@ def _keys(size: int, seed: int) -> npt.NDArray[np.uint64]:
         key *= np.uint64(factor)
     key ^= key >> np.uint64(31)
     return key
-
-
-def uniform(size: int, seed: int) -> npt.NDArray[np.float64]:
-    """Returns `size` numbers from [0, 1) that depend on the place and `seed` alone."""
-    return (_keys(size, seed) >> np.uint64(11)).astype(np.float64) * 2.0**-53

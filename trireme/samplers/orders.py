@@ -6,117 +6,43 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import suppress
 from typing import Any
 
-import numpy as np
 import torch
-from torch.utils.data import (
-    DistributedSampler,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DistributedSampler, WeightedRandomSampler
 
 from trireme.data.draws import drawing
 from trireme.data.order import Order
 from trireme.data.request import Request
-from trireme.data.seeds import derive, uniform
+from trireme.data.seeds import derive
 from trireme.errors import ConfigurationError
 
 
 def order_of(request: Request, size: int, seed: int) -> Order:
-    """Returns the order of weights or a sampler; those of torch follow from the seed alone."""
-    sampler, weights = request.sampler, request.weights
-    if weights is not None:
-        if len(weights) != size:
-            raise ConfigurationError(
-                f"there are {len(weights)} weights and {size} examples: give one for each"
-            )
-        return WeightedOrder(weights, None, seed)
+    """Returns the order of weights or a sampler."""
+    sampler = request.sampler
+    if request.weights is not None:
+        sampler = WeightedRandomSampler(_checked(request.weights, size), size)
     assert sampler is not None, "there is one or the other"
-    if request.batched:
-        return BatchSamplerOrder(sampler, seed)
-    kind = type(sampler)
-    if isinstance(sampler, RandomSampler) and kind is RandomSampler and sampler.replacement:
-        return WeightedOrder(torch.ones(size), sampler.num_samples, seed)
-    if isinstance(sampler, WeightedRandomSampler) and kind is WeightedRandomSampler:
-        return WeightedOrder(
-            sampler.weights, sampler.num_samples, seed, replacement=sampler.replacement
-        )
-    if isinstance(sampler, SubsetRandomSampler) and kind is SubsetRandomSampler:
-        return SubsetOrder(list(sampler.indices), seed)
     if isinstance(sampler, DistributedSampler):
         raise ConfigurationError(
             "a DistributedSampler deals fixed parts of an epoch to fixed ranks, and repeats some "
             "examples; here each example is dealt once to whichever worker is there. Leave it "
             f"out, and give shuffle={sampler.shuffle}"
         )
-    return SamplerOrder(sampler, seed)
+    return BatchSamplerOrder(sampler, seed) if request.batched else SamplerOrder(sampler, seed)
 
 
-class WeightedOrder(Order):
-    """Draws the examples of each epoch by weights, as `torch.utils.data.WeightedRandomSampler`.
-
-    Draw k of an epoch follows from the seed, the epoch and k, by inversion of the cumulative
-    weights. Without replacement, the examples with the smallest values of -log(u) / weight are
-    taken, in that order (Efraimidis and Spirakis: Weighted random sampling with a reservoir,
-    Information Processing Letters 97, 2006).
-    """
-
-    def __init__(
-        self,
-        weights: Sequence[float] | torch.Tensor,
-        draws: int | None = None,
-        seed: int = 0,
-        *,
-        replacement: bool = True,
-    ) -> None:
-        values = torch.as_tensor(weights, dtype=torch.float64).cpu().flatten().numpy()
-        count = len(values) if draws is None else draws
-        possible = int((values > 0).sum())
-        if not np.isfinite(values).all() or (values < 0).any() or not possible:
-            raise ConfigurationError(
-                "weights must be finite numbers of 0 or more, one for each example, and not all 0"
-            )
-        if count < 1 or (not replacement and count > possible):
-            raise ConfigurationError(
-                f"cannot draw {count} of {possible} examples with a weight above 0"
-                f"{'' if replacement else ' without replacement'}"
-            )
-        super().__init__(count, seed)
-        self.examples = len(values)
-        self._weights, self._replacement = values, replacement
-        self._cumulative = np.cumsum(values)
-
-    def content(self) -> tuple[Any, ...]:
-        return *super().content(), self._replacement, self._weights
-
-    def _build(self, epoch: int) -> torch.Tensor:
-        seed = derive(self.seed, epoch)
-        if self._replacement:
-            points = uniform(self.size, seed) * self._cumulative[-1]
-            drawn = np.searchsorted(self._cumulative, points, side="right")
-            # Rounding may put a point at the very end; the last example with a weight is there.
-            drawn = np.minimum(drawn, int(np.flatnonzero(self._weights)[-1]))
-        else:
-            keys = -np.log1p(-uniform(self.examples or 0, seed))
-            with np.errstate(divide="ignore"):
-                keys = np.where(self._weights > 0, keys / self._weights, np.inf)
-            drawn = np.argsort(keys, kind="stable")[: self.size]
-        return torch.from_numpy(drawn.astype(np.int64, copy=False))
-
-
-class SubsetOrder(Order):
-    """Shuffled epochs of some examples, as `torch.utils.data.SubsetRandomSampler`."""
-
-    def __init__(self, indices: Sequence[int], seed: int = 0) -> None:
-        super().__init__(len(indices), seed)
-        self.examples = None
-        self._indices = torch.as_tensor(indices, dtype=torch.int64)
-
-    def content(self) -> tuple[Any, ...]:
-        return *super().content(), self._indices.numpy()
-
-    def _build(self, epoch: int) -> torch.Tensor:
-        return self._indices.index_select(0, super()._build(epoch))
+def _checked(weights: Sequence[float] | torch.Tensor, size: int) -> Any:
+    """Returns the weights of all examples."""
+    values = torch.as_tensor(weights, dtype=torch.float64).cpu()
+    if len(values) != size:
+        raise ConfigurationError(
+            f"there are {len(values)} weights and {size} examples: give one for each"
+        )
+    if not values.isfinite().all() or (values < 0).any() or not values.any():
+        raise ConfigurationError(
+            "weights must be finite numbers of 0 or more, one for each example, and not all 0"
+        )
+    return values
 
 
 class SamplerOrder(Order):
