@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from trireme.dashboards.distribution import distribution_of
 from trireme.dashboards.forward_tracer import Graph
-from trireme.dashboards.image_grids import as_images, filters, grid
+from trireme.dashboards.images import as_images, filters
 from trireme.tensors import tensors_in, to_local
 
 if TYPE_CHECKING:
@@ -81,13 +81,12 @@ class Capture:
 
     def write_images(self, writer: SummaryWriter, step: int) -> None:
         """Writes inputs and first-layer filters."""
-        images = None if self.inputs is None else as_images(self.inputs)
-        pictures = {"images/inputs": None if images is None else grid(images)}
+        pictures = {"images/inputs": None if self.inputs is None else as_images(self.inputs)}
         if self.first is not None:
             pictures[f"{self.first[0]}/filters"] = filters(self.first[1])
-        for tag, picture in pictures.items():
-            if picture is not None:
-                writer.add_image(tag, picture, step, walltime=self.walltime)
+        for tag, images in pictures.items():
+            if images is not None:
+                writer.add_images(tag, images, step, walltime=self.walltime)
 
 
 def _kind(module: nn.Module) -> str | None:

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from trireme.ps.shard.values.direct_steps import DirectStepsType
 
-FUSED = DirectStepsType("trireme.kernels.steps:open_steps")
+FUSED = DirectStepsType("trireme.kernels.fused:open_steps")
