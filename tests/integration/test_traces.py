@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.shell import PROGRAMS, Shell
-from tests.tracing import arrows, read_trace, tasks_of
+from tests.tracing import read_trace, tasks_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
@@ -21,7 +21,6 @@ def test_two_workers_and_a_server_on_one_timeline(shell: Shell) -> None:
     events = read_trace(shell.directory / "run" / "traces" / "steps-5-8.json.gz")
     tasks = tasks_of(events)
     assert tasks == {"ps:0": 1, "worker:0": 2, "worker:1": 3}
-    assert len(arrows(events)) == 2 * 3
     for worker in ("worker:0", "worker:1"):
         computed = [e for e in events if e["pid"] == tasks[worker] and e.get("cat") == "cpu_op"]
         assert sum(event["name"] == "aten::addmm" for event in computed) == 2 * 3

@@ -15,7 +15,6 @@ import logging
 import math
 import tempfile
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from trireme.errors import ConfigurationError
-from trireme.ps.messages import Applied
-from trireme.ps.results import decided
 from trireme.session.hooks import Hook
 from trireme.tracking.server_trace import ServerTraces
 from trireme.tracking.trace import (
@@ -96,7 +93,7 @@ class Profile(Hook):
     def after_step(self, session: Session, result: StepResult) -> None:
         self._made += 1
         if self._tracing is not None:
-            self._tracing.end_step(self._made - 1, result)
+            self._tracing.end_step(self._made - 1)
             if self._made == self.end:
                 self._leave(session)
         elif time.monotonic() >= self._look_at:
@@ -185,18 +182,15 @@ class _Tracing:
     """One worker's trace while it is made."""
 
     def __init__(self, session: Session, *, operators: bool) -> None:
-        self._worker, self._recorder = session.worker, session.recorder
+        self._recorder = session.recorder
         self._task = session.task
         self._pipeline = session.pipeline
         self._began = 0.0
         self._mark = 0  # of the operations of the pipeline, in its log
         self._spans: list[TraceSpan] = []
-        self._pushes: list[tuple[float, dict[int, int]]] = []
-        self._undecided: deque[float] = deque()  # when pushes began
-        self._connected = session.worker.lifecycle.servers
         self._servers = None
-        if self._connected is not None:
-            self._servers = _traces(session, self._connected)
+        if (connected := session.worker.lifecycle.servers) is not None:
+            self._servers = _traces(session, connected)
             self._servers.ask("start")
         self._offset = time.time() - time.monotonic()
         self._profiler = None
@@ -209,27 +203,19 @@ class _Tracing:
 
     def _saw(self, phase: str, began: float, ended: float) -> None:
         self._spans.append(TraceSpan(phase, "phase", began, ended))
-        if phase == "push":
-            self._undecided.append(began)
 
     def begin_step(self) -> None:
         if self._pipeline is not None:
             self._mark = self._pipeline.begin()
         self._began = time.monotonic()
 
-    def end_step(self, number: int, result: StepResult) -> None:
+    def end_step(self, number: int) -> None:
         self._spans.append(TraceSpan(f"step {number}", "step", self._began, time.monotonic()))
         if self._pipeline is not None:
             for one in self._pipeline.end(self._mark):
                 name = f"{one.kind} {one.stage}, micro-batch {one.microbatch}"
                 began, ended = one.start - self._offset, one.stop - self._offset
                 self._spans.append(TraceSpan(name, STAGE, began, ended))
-        times = self._worker.update_times
-        # With prefetch the newest push is not decided yet.
-        waits = times.push_began >= times.wait_ended
-        if result.verdict is not None and len(self._undecided) > waits:
-            steps = {} if self._connected is None else _steps(self._connected)
-            self._pushes.append((self._undecided.popleft(), steps))
 
     def finish(self) -> WorkerPart:
         self._recorder.observer = None
@@ -241,7 +227,6 @@ class _Tracing:
             place=self._task.number,
             offset=self._offset,
             spans=(*self._spans, *operators),
-            pushes=tuple(self._pushes),
         )
 
 
@@ -252,19 +237,6 @@ def _operator(event: Mapping[str, Any], offset: float) -> TraceSpan:
     if event["cat"] == "user_annotation" and event["name"].startswith(_BACKENDS):
         return TraceSpan(event["name"], MESSAGE, began, ended)
     return TraceSpan(event["name"], event["cat"], began, ended, int(event["tid"]))
-
-
-def _steps(connected: ServerBackend) -> dict[int, int]:
-    """Returns the step that contains the last push, by the number of each server that applied it.
-
-    A server with the primaries of several shards has applied it to all of them in that step.
-    """
-    firsts = [decided(verdict) for verdict in connected.verdicts]
-    return {
-        connected.server(shard): first.step
-        for shard, first in enumerate(firsts)
-        if isinstance(first, Applied)
-    }
 
 
 def _operators(profiler: Any, offset: float) -> list[TraceSpan]:

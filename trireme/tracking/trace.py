@@ -49,8 +49,6 @@ class WorkerPart(msgspec.Struct, frozen=True):
     place: int  # the number of the task in the job, as `TaskConfig.number`
     offset: float  # the offset of its clock to the common clock, in seconds
     spans: tuple[TraceSpan, ...]
-    # when each push began, and the step that contains it, by the number of each server
-    pushes: tuple[tuple[float, dict[int, int]], ...]
 
 
 class ServerPart(msgspec.Struct, frozen=True):
@@ -90,14 +88,6 @@ def merge(workers: Sequence[WorkerPart], servers: Sequence[ServerPart] = ()) -> 
     servers = [_meanwhile(workers, server) for server in servers]
     events = [event for server in servers for event in _of_server(server)]
     events += [event for worker in workers for event in _of_worker(worker)]
-    applied = {
-        (server.index, note.step): (1 + server.index, note.began + server.offset)
-        for server in servers
-        for note in server.notes
-        if note.name == "apply"
-    }
-    for worker in workers:
-        events += _arrows(worker, applied)
     first = min((event["ts"] for event in events if "ts" in event), default=0.0)
     for event in events:
         if "ts" in event:
@@ -133,52 +123,20 @@ def _of_worker(worker: WorkerPart) -> Iterator[Event]:
     pid, offset = worker.place, worker.offset
     threads = sorted({span.thread for span in worker.spans if span.thread is not None})
     numbers = {thread: _OPERATORS + place for place, thread in enumerate(threads)}
-    tracks = {_PHASES: "phases"} | {number: "operators" for number in numbers.values()}
+    tracks = {_PHASES: "phases"} | dict.fromkeys(numbers.values(), "operators")
     if any(span.category == STAGE for span in worker.spans):
         tracks[_STAGES] = "stages"
-    rows = _rows([span for span in worker.spans if span.category == MESSAGE])
-    first = _OPERATORS + len(threads)
-    places = {id(span): first + place for place, row in enumerate(rows) for span in row}
-    tracks |= {first + place: "messages" for place in range(len(rows))}
     yield from _named(pid, worker.task, tracks)
-    for span in worker.spans:
-        if span.category == MESSAGE:
-            number = places[id(span)]
-        elif span.thread is not None:
-            number = numbers[span.thread]
-        else:
-            number = _STAGES if span.category == STAGE else _PHASES
-        track = (pid, number)
-        yield _slice(span.name, span.category, track, span.began + offset, span.ended + offset)
-
-
-def _rows(spans: Sequence[TraceSpan]) -> list[list[TraceSpan]]:
-    """Divides spans into as few rows as hold them without overlap: viewers cannot draw overlap."""
-    rows: list[list[TraceSpan]] = []
-    for span in sorted(spans, key=lambda span: span.began):
-        row = next((row for row in rows if row[-1].ended <= span.began), None)
-        if row is None:
-            rows.append([span])
-        else:
-            row.append(span)
-    return rows
-
-
-def _arrows(
-    worker: WorkerPart, applied: dict[tuple[int, int], tuple[int, float]]
-) -> Iterator[Event]:
-    """Yields an arrow from each push to the step of each server that contains it."""
-    for number, (pushed, steps) in enumerate(worker.pushes):
-        for server, step in steps.items():
-            if (server, step) not in applied:
-                continue
-            pid, began = applied[server, step]
-            name = f"{worker.task}/{number}/ps:{server}"
-            common = {"name": "push", "cat": "push", "id": name}
-            sent = 1e6 * (pushed + worker.offset)
-            # An arrow points back where two machines' clocks differ by more than measured.
-            yield {**common, "ph": "s", "pid": worker.place, "tid": _PHASES, "ts": sent}
-            yield {**common, "ph": "f", "bp": "e", "pid": pid, "tid": _PHASES, "ts": 1e6 * began}
+    for place, span in enumerate(worker.spans):
+        number = _STAGES if span.category == STAGE else _PHASES
+        track = (pid, number if span.thread is None else numbers[span.thread])
+        event = _slice(span.name, span.category, track, span.began + offset, span.ended + offset)
+        if span.category != MESSAGE:
+            yield event
+            continue
+        event["id"] = f"{pid}/{place}"  # viewers draw events with ids beside each other
+        yield {**event, "ph": "b"}
+        yield {**event, "ph": "e", "ts": event["ts"] + event["dur"]}
 
 
 def _named(pid: int, name: str, tracks: dict[int, str]) -> Iterator[Event]:
