@@ -226,9 +226,9 @@ def _spoiled_server(flip: Flip, outcome: Outcome) -> Iterator[None]:
 
     def spoiled(checks: ServerChecks, step: int, values: Values) -> None:
         here, replica = checks.task == f"ps:{flip.task}", checks.replica(values)
-        if here and step >= flip.step and not outcome.flipped and replica is not None:
-            if (replica.log is not None) == (flip.place == "server"):
-                outcome.flipped = _change([t for _, t in values.live(state=True)], flip)
+        due = here and step >= flip.step and not outcome.flipped and replica is not None
+        if due and (replica.log is not None) == (flip.place == "server"):
+            outcome.flipped = _change([t for _, t in values.live(state=True)], flip)
         before(checks, step, values)
 
     with mock.patch.object(ServerChecks, "before_change", spoiled):

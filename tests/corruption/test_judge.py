@@ -12,7 +12,7 @@ from trireme.job_config import JobConfig
 
 
 def judge(*digests: int, names: str = "ab", own: str = "") -> tuple[list[str], list[str], str]:
-    """Returns the good and the wrong of copies that differ in all tensors but one, and what is said."""
+    """Returns the good and the wrong copies, which differ in all tensors but one, and the text."""
     said: list[str] = []
     config = JobConfig().replaced("file", check_every=1, on_corruption="heal")
     copies = {
@@ -46,8 +46,8 @@ def test_who_is_wrong_is_said_with_what_differs() -> None:
     with pytest.raises(CorruptedValues) as raised:
         judge(1, 9, names="a")
     assert f"{raised.value}" == (
-        "corrupted values: ps:0 and ps:1 have different values of shard 1 at step 20, in a; nothing "
-        "says who is right"
+        "corrupted values: ps:0 and ps:1 have different values of shard 1 at step 20, in a; "
+        "nothing says who is right"
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from trireme.ps.flat import PartBuffer
-from trireme.ps.shard.values.direct_steps import Bound, DirectSteps
+from trireme.ps.shard.values.direct_steps import Bound, DirectSteps, DirectStepsType
 from trireme.ps.shard.values.piece import Piece
 
 
@@ -153,3 +153,6 @@ class FusedSteps(DirectSteps):
 def open_steps(name: str, *, wide: bool) -> DirectSteps:
     """Returns the steps of an optimizer; those of the base class make none."""
     return FusedSteps(name, wide=wide) if name in DIRECT else DirectSteps()
+
+
+FUSED = DirectStepsType(open_steps)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,9 +38,9 @@ class DirectSteps:
 
 @dataclass(frozen=True, slots=True)
 class DirectStepsType:
-    """A kind of such steps. Its module should import fast."""
+    """A kind of such steps."""
 
-    open: str  # the function (name, *, wide) -> `DirectSteps`, as `package.module:function`
+    open: Callable[..., DirectSteps]  # the function (name, *, wide); see `direct_steps`
 
 
 KERNELS = Plugins("trireme.kernels", "kind of kernels", DirectStepsType)
@@ -51,9 +51,8 @@ def direct_steps(name: str, *, wide: bool) -> DirectSteps:
     """Returns the steps of an optimizer of `torch.optim` that has fused kernels.
 
     Args:
+        name: of its class.
         wide: whether all values are float32 or float64.
     """
-    if "fused" not in KERNELS:
-        return DirectSteps()
-    steps: DirectSteps = KERNELS.imported("fused", "open")(name, wide=wide)
-    return steps
+    kind = KERNELS.find("fused")
+    return DirectSteps() if kind is None else kind.open(name, wide=wide)
