@@ -254,7 +254,7 @@ def test_a_worker_taken_for_lost_gives_its_period_up_comes_back_and_nothing_coun
             stale += result.steps if isinstance(result.verdict, Stale) else 0
         session.job.end()
         values = session.worker.backend.snapshot(state=False).values["rows"]
-        return session.local_steps, stale, values[:, 0].tolist()
+        return session.recorder.applied, stale, values[:, 0].tolist()
 
     def one(session: Session) -> StepResult:
         worker = torch.tensor([session.task.index])

@@ -133,7 +133,7 @@ def test_a_cut_connection_to_the_coordinator_is_made_again() -> None:
             if session.global_step == 5:
                 proxies[session.task.index].cut()
             session.step((batch, batch))
-        return session.local_steps, session.worker.backend.options.incarnation
+        return session.recorder.applied, session.worker.backend.options.incarnation
 
     ran = run_job(cluster, lambda _: session_for(cluster, 40), program)
     assert ran.values == [(40, 1), (40, 1)]

@@ -76,7 +76,7 @@ def stop_at(step: int) -> int:
     with session:
         for batch in session.loader(data_of("MLP"), BATCH // 2, shuffle=False):
             session.step(batch)
-            if session.local_steps == step and current_task().group.rank == 1:
+            if session.recorder.applied == step and current_task().group.rank == 1:
                 session.stop("the test")
     return session.global_step
 

@@ -127,7 +127,7 @@ def stop_and_evaluate() -> tuple[int, dict[str, float], dict[str, float]]:
         before = session.evaluate(evaluated("MLP"), batch_size=33)
         for batch in session.loader(data_of("MLP"), BATCH, shuffle=False):
             session.step(batch)
-            if session.local_steps == 5 and not session.is_chief:
+            if session.recorder.applied == 5 and not session.is_chief:
                 session.stop("the test")
         return session.global_step, before, session.evaluate(evaluated("MLP"))
 

@@ -299,7 +299,7 @@ def test_every_step_counts_and_verdicts_come_at_exchanges() -> None:
         assert session.should_stop()
         with pytest.raises(ConfigurationError, match="after training had ended"):
             session.step(shares[0][0])
-        assert session.local_steps == len(results)
+        assert session.recorder.applied == len(results)
         return [(r.global_step, r.verdict, r.steps) for r in results]
 
     for found in run_job(Cluster(2, 1, "averaging", every=8), make, program).values:

@@ -63,7 +63,7 @@ def test_one_worker_is_plain_training_delayed_by_one_update(
         assert [result.global_step for result in results[:3]] == [0, 1, 2]
         with pytest.raises(ConfigurationError, match="after training had ended"):
             session.step(extra)
-        return values_of(session.model), [r.verdict for r in results], session.local_steps
+        return values_of(session.model), [r.verdict for r in results], session.recorder.applied
 
     cluster = Cluster(1, servers, "async", prefetch=True, scheme=scheme)
     ((values, verdicts, applied),) = run_job(cluster, session, program).values
@@ -132,7 +132,7 @@ def test_every_acknowledged_update_is_in_the_values_once(
         for row in msgspec.convert(data.state["pushes"], list[WorkerProgress])
     }
     assert rows == [table[worker] for worker in range(3)]
-    assert rows == [session.local_steps for session in sessions]
+    assert rows == [session.recorder.applied for session in sessions]
     # Under a staleness bound on several servers nobody waits at the end: see `Ending`.
     assert sum(rows) == data.step
     if strategy == "async" or servers == 1:
@@ -146,7 +146,7 @@ def test_an_update_under_way_counts_when_the_program_leaves_its_loop(tmp_path: P
     (session,) = counted(cluster, 1000, leave_after=7)
     data = latest(tmp_path, lambda path, error: pytest.fail(f"{path}: {error}"))
     assert data is not None
-    assert session.local_steps == data.step == data.model["rows"][0, 0].item() == 7
+    assert session.recorder.applied == data.step == data.model["rows"][0, 0].item() == 7
 
 
 def test_the_end_may_be_heard_between_two_steps() -> None:

@@ -253,11 +253,6 @@ class Session(DataMethods):
             self.worker.buffers.collect_values(final=True)
 
     @property
-    def local_steps(self) -> int:
-        """The number of this worker's updates that were applied."""
-        return self.recorder.applied
-
-    @property
     def restored_from(self) -> int | None:
         """The step of the checkpoint that this worker, as chief, restored; None for none."""
         return self.worker.checkpoints.restored_from

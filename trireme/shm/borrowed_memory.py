@@ -15,6 +15,7 @@ from trireme.shm.memory import Lending, SharedMemory
 from trireme.wire.service import Link
 
 _log = logging.getLogger(__name__)
+_UNUSABLE = "%s lends memory that cannot be used: %s"
 
 
 class BorrowedMemory(NoMemory):
@@ -43,7 +44,7 @@ class BorrowedMemory(NoMemory):
         try:
             outbound, inbound = memory.places(message.outbound), memory.places(message.inbound)
         except WireError as error:
-            _warn(link, error)
+            _log.warning(_UNUSABLE, link.identity.task, error)
             return False
         link.connection.lending = Lending(outbound, inbound, borrowed=True)
         if message.extra:
@@ -85,11 +86,7 @@ def _attached(link: Link, nbytes: int) -> SharedMemory | None:
     try:
         memory = SharedMemory.attach(descriptor, nbytes)
     except WireError as error:
-        _warn(link, error)
+        _log.warning(_UNUSABLE, link.identity.task, error)
         return None
     memory.close()  # the mapping stays while a view of it exists
     return memory
-
-
-def _warn(link: Link, error: WireError) -> None:
-    _log.warning("%s lends memory that cannot be used: %s", link.identity.task, error)

@@ -85,13 +85,12 @@ def merge(workers: Sequence[WorkerPart], servers: Sequence[ServerPart] = ()) -> 
     base = min((worker.offset for worker in workers), default=0.0)
     workers = [msgspec.structs.replace(each, offset=each.offset - base) for each in workers]
     servers = [msgspec.structs.replace(each, offset=each.offset - base) for each in servers]
-    servers = [_meanwhile(workers, server) for server in servers]
-    events = [event for server in servers for event in _of_server(server)]
+    events = [event for each in servers for event in _of_server(_meanwhile(workers, each))]
     events += [event for worker in workers for event in _of_worker(worker)]
-    first = min((event["ts"] for event in events if "ts" in event), default=0.0)
-    for event in events:
-        if "ts" in event:
-            event["ts"] = round(event["ts"] - first, 3)
+    timed = [event for event in events if "ts" in event]
+    first = min((event["ts"] for event in timed), default=0.0)
+    for event in timed:
+        event["ts"] = round(event["ts"] - first, 3)
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 

@@ -35,7 +35,6 @@ from trireme.ps.messages import (
     Push,
     PushFields,
     PushReply,
-    Verdict,
 )
 from trireme.ps.packing import PACKING, Packer, Residuals
 from trireme.ps.results import PushResult
@@ -114,11 +113,6 @@ class Client:
     def digests(self) -> Sequence[int]:
         """The digests of the values that came last, by shard; another object for each."""
         return self._protocol.digests
-
-    @property
-    def verdicts(self) -> list[Verdict]:
-        """Each shard's verdict on the last push."""
-        return [reply.verdict for reply in self._protocol.replies]
 
     # -- joining the job -------------------------------------------------------------------------
 
