@@ -226,8 +226,9 @@ def _spoiled_server(flip: Flip, outcome: Outcome) -> Iterator[None]:
 
     def spoiled(checks: ServerChecks, step: int, values: Values) -> None:
         here, replica = checks.task == f"ps:{flip.task}", checks.replica(values)
-        due = here and step >= flip.step and not outcome.flipped and replica is not None
-        if due and (replica.log is not None) == (flip.place == "server"):
+        primary = replica is not None and replica.log is not None
+        here &= step >= flip.step and primary == (flip.place == "server")
+        if here and not outcome.flipped:
             outcome.flipped = _change([t for _, t in values.live(state=True)], flip)
         before(checks, step, values)
 

@@ -113,7 +113,7 @@ def test_copies_are_compared_at_checks_though_nothing_is_looked_at_between_them(
 def test_a_primary_in_the_minority_leaves_and_the_job_goes_on_with_a_backup() -> None:
     outcome = run(Flip("server", 1, 3, where=0.1), every=4, share=-1.0, servers=3, replicas=3)
     assert "ps:1 has other values of shard 1 than ps:" in outcome.told[0][1]
-    assert outcome.failure.startswith("ps:1: CorruptedValues: ps:1 has corrupted values of shard 1")
+    assert outcome.failure.startswith("ps:1: CorruptedValues: ps:1 has a corrupted shard 1")
     assert len(outcome.digests) == 1, "both workers have come to the end"
 
 

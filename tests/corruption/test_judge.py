@@ -12,7 +12,7 @@ from trireme.job_config import JobConfig
 
 
 def judge(*digests: int, names: str = "ab", own: str = "") -> tuple[list[str], list[str], str]:
-    """Returns the good and the wrong copies, which differ in all tensors but one, and the text."""
+    """Returns the good and the wrong of copies, with one tensor alike, and what is said."""
     said: list[str] = []
     config = JobConfig().replaced("file", check_every=1, on_corruption="heal")
     copies = {

@@ -150,9 +150,7 @@ class ServerChecks(Watch, Handler):
 
     def _leave(self, replica: Replica[Link], why: str) -> None:
         """Ends this server, so that another copy takes its place; the job if there is none."""
-        error = CorruptedValues(
-            f"{self.task} has corrupted values of shard {replica.number}: {why}"
-        )
+        error = CorruptedValues(f"{self.task} has a corrupted shard {replica.number}: {why}")
         error.others_go_on = replica.log is None or bool(replica.log.backups)
         raise error
 
