@@ -15,8 +15,9 @@ from trireme.jobs.function import pack_call
 from trireme.jobs.run import option_texts
 from trireme.launch.environment import check_no_task
 from trireme.launch.process_setup.program import MODULE, check_program
+from trireme.verification.command import verifier_of
 from trireme.verification.verdict import Verdict
-from trireme.verification.verifying import Verifier, limits_of
+from trireme.verification.verifying import limits_of
 
 
 def verify(
@@ -66,4 +67,4 @@ def verify(
         else:
             program = [os.fspath(function_or_script), *map(str, args)]
             check_program(program)
-        return held.enter_context(Verifier(program, limits)).verify(config, **inherited)
+        return held.enter_context(verifier_of(program, limits)).verify(config, **inherited)

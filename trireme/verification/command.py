@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from trireme.launch.process_setup.resources import allow_many_descriptors
 from trireme.verification.entry import VERIFY
 from trireme.verification.page import page
 from trireme.verification.verdict import Verdict, exit_status
-from trireme.verification.verifying import Verifier, limits_of, name_of
+from trireme.verification.verifying import Limits, Verifier, limits_of, name_of
 
 _OWN = ("steps", "strategies", "stop_at", "tolerance", "json", "html")
 _JOB = "trireme verify"
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(each, lambda *_: sys.exit(INTERRUPTED))
     verdicts: list[Verdict] = []
     try:
-        with Verifier(program, limits, partial(print, file=sys.stderr)) as verifier:
+        with verifier_of(program, limits, partial(print, file=sys.stderr)) as verifier:
             for chosen in _configs(config) if every else [config]:
                 try:
                     verdicts.append(verifier.verify(chosen))
@@ -80,6 +81,13 @@ def main(arguments: Sequence[str]) -> int:
     if html:
         _write(html, page(" ".join(program), verdicts))
     return exit_status(verdicts)
+
+
+def verifier_of(
+    program: Sequence[str], limits: Limits, say: Callable[[str], object] = str
+) -> Verifier:
+    """Returns what verifies jobs of a program in this process's environment."""
+    return Verifier(program, limits, os.environ, say)
 
 
 def _configs(config: JobConfig) -> Iterator[JobConfig]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -66,14 +65,20 @@ class Verifier:
     Args:
         program: the program with its arguments, as after `trireme run`.
         limits: how far jobs are compared.
+        environ: the environment of the processes that stand for jobs.
         say: told what is done.
     """
 
     def __init__(
-        self, program: Sequence[str], limits: Limits, say: Callable[[str], object] = str
+        self,
+        program: Sequence[str],
+        limits: Limits,
+        environ: Mapping[str, str],
+        say: Callable[[str], object],
     ) -> None:
         self._program = tuple(program)
         self._limits = limits
+        self._environ = environ
         self._compare = partial(compare, tolerance=limits.tolerance)
         self._say = say
         self._held = ExitStack()
@@ -201,7 +206,7 @@ class Verifier:
                 index=replica,
                 config=JobConfig().replaced(_ORIGIN, **config),
                 descriptors=task.descriptors,
-                threads=threads_of_task(os.environ, 2),
+                threads=threads_of_task(self._environ, 2),
                 trial=trial,
             )
             engine.start(one)
@@ -218,7 +223,10 @@ class Verifier:
         def show(name: str, line: bytes, error: bool) -> None:
             self._printed.append(line.decode("utf-8", "replace"))
 
-        environ = {**os.environ, **thread_variables(os.environ, threads_of_task(os.environ, 2))}
+        environ = {
+            **self._environ,
+            **thread_variables(self._environ, threads_of_task(self._environ, 2)),
+        }
         engine = self._held.enter_context(HostEngine(self._program, environ, show))
         if job.config.launch.start == "auto":
             engine.fork_tasks(Console(io.StringIO(), io.StringIO(), {}))
