@@ -102,7 +102,9 @@ class WorkerChecks(Observer):
         while servers.digests is not self._seen:
             self._seen = servers.digests
             for shard, sent in enumerate(self._seen):
-                if sent and digest(flat.part_values(shard).vectors) != sent:
+                # Not where they arrive: further ones may come there meanwhile.
+                parts = zip(flat.layout.parts(shard), flat.values, strict=True)
+                if sent and digest([v[part.start : part.stop] for part, v in parts]) != sent:
                     self._checks.found(
                         f"values on their way from ps:{servers.server(shard)} to {task} have "
                         f"changed, of step {self._step}"
