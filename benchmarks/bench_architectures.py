@@ -69,10 +69,7 @@ def run(context: Context) -> Result:
             *_tensorflow(context, options),
         ]
         _measure(context, result, _condition(number), setups, Slice(0.3, seconds, BATCH))
-    setups = [
-        Setup(TRIREME, "trireme", 2, trireme_job("sync", options=_TCP)),
-        *_spark(context, ()),
-    ]
+    setups = [Setup(TRIREME, "trireme", 2, trireme_job("sync", options=_TCP)), *_spark(context, ())]
     if (python := context.peers.python("tensorflow")) is not None:
         setups.append(Setup(TENSORFLOW, "peer", 2, tensorflow(python, synchronous=True)))
     mlp = NETWORKS["mlp"]

@@ -98,9 +98,5 @@ def _elsewhere(seconds: dict[str, list[float]], layers: Sequence[str], at: int) 
 def _job(strategy: str, options: Sequence[str], split: str = "") -> Commands:
     program = ["--split", split] if split else []
     return trireme_job(
-        strategy,
-        servers=0,
-        options=options,
-        program=program,
-        script="transformer_replica.py",
+        strategy, servers=0, options=options, program=program, script="transformer_replica.py"
     )

@@ -59,6 +59,6 @@ def run(context: Context) -> Result:
     result.notes += [
         "Two copies: each server is the primary of half of the vector and the backup of the other "
         "half. The primary sends the gradients to the backup, which applies Adam too, and answers "
-        "once the backup has them.",
+        "once the backup has them."
     ]
     return result

@@ -173,12 +173,7 @@ def _examples() -> Examples:
 
 
 def _work(
-    pipe: Connection,
-    address: Address,
-    index: int,
-    mode: _Mode,
-    device: Device,
-    examples: Examples,
+    pipe: Connection, address: Address, index: int, mode: _Mode, device: Device, examples: Examples
 ) -> None:
     torch.manual_seed(0)
     inputs, targets = (torch.from_numpy(array) for array in examples)

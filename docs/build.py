@@ -303,14 +303,7 @@ CONVERSATIONS = (
         (ps_messages, snapshot_messages, lending_messages, decisions, replication_messages),
     ),
 )
-VALUE_MODULES = (
-    cluster_view,
-    cluster_messages,
-    ps_rule,
-    ps_messages,
-    snapshot_messages,
-    decisions,
-)
+VALUE_MODULES = (cluster_view, cluster_messages, ps_rule, ps_messages, snapshot_messages, decisions)
 CHOICES = ("Outcome", "Phase", "TaskState", "Refusal")
 """Names that the cluster's messages give to a choice of words."""
 

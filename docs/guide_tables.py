@@ -132,13 +132,7 @@ GUIDES: tuple[tuple[str, str, Callable[[], str]], ...] = (
         "replica",
         lambda: medians(
             "replica",
-            of=(
-                "two loops",
-                "Trireme async",
-                "Trireme sync",
-                "Trireme allreduce",
-                "DDP over gloo",
-            ),
+            of=("two loops", "Trireme async", "Trireme sync", "Trireme allreduce", "DDP over gloo"),
             to="two loops",
         ),
     ),
@@ -153,11 +147,7 @@ GUIDES: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("pipelines_and_graphs", "graph_placement", placements),
     ("pipelines_and_graphs", "graph_pipeline", lambda: medians("graph_pipeline")),
     ("failures", "replication", lambda: medians("replication")),
-    (
-        "monitoring",
-        "summaries",
-        lambda: medians("summaries", condition="CIFAR network on 24x24"),
-    ),
+    ("monitoring", "summaries", lambda: medians("summaries", condition="CIFAR network on 24x24")),
     ("clusters", "scaling", scaling),
     ("security", "tls", lambda: medians("tls", to="Trireme tcp")),
     ("performance", "convergence", compression),

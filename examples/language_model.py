@@ -137,8 +137,7 @@ def main() -> None:
         max_steps=given.max_steps,
         clip_norm=recipe.clip_norm,
         scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda step: given.decay ** max(0.0, step // windows.steps + 1 - given.hold),
+            optimizer, lambda step: given.decay ** max(0.0, step // windows.steps + 1 - given.hold)
         ),
     )
     # One batch of each worker side by side: so `steps` of the windows are the global steps of an

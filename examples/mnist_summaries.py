@@ -75,10 +75,7 @@ def main() -> None:
         run_dir=given.run_dir,
         max_steps=given.max_steps,
         log_every=10,
-        hooks=[
-            trireme.Summaries(every=100),
-            TestAccuracy(test, every=10),
-        ],
+        hooks=[trireme.Summaries(every=100), TestAccuracy(test, every=10)],
     )
     with session:
         for batch in session.loader(train, given.batch_size):

@@ -22,15 +22,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from tests.harness import (
-    JOB,
-    SECRET,
-    Cluster,
-    Ran,
-    check_installed,
-    check_none_is_missing,
-    keepers,
-)
+from tests.harness import JOB, SECRET, Cluster, Ran, check_installed, check_none_is_missing, keepers
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import (
     TASK_VARIABLE,
@@ -136,9 +128,7 @@ class ProcessGroup:
                 ),
                 display="none",
                 group=GroupMember(
-                    size=self.processes,
-                    rank=rank,
-                    local_rank=process_group * self.processes + rank,
+                    size=self.processes, rank=rank, local_rank=process_group * self.processes + rank
                 ),
             )
             for process_group in range(process_groups)

@@ -42,10 +42,7 @@ def test_no_page_and_no_message_says_to_install_the_other_program() -> None:
 def test_what_messages_say_to_install_is_what_the_extras_ask_for() -> None:
     known = {
         requirement.split("<")[0].split(",")[0]
-        for requirements in (
-            PROJECT["dependencies"],
-            *PROJECT["optional-dependencies"].values(),
-        )
+        for requirements in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
         for requirement in requirements
     }
     said = 0

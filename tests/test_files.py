@@ -5,14 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trireme.files import (
-    PRIVATE,
-    is_locked,
-    open_lock,
-    open_regular,
-    try_lock,
-    write_atomically,
-)
+from trireme.files import PRIVATE, is_locked, open_lock, open_regular, try_lock, write_atomically
 
 
 def test_a_file_is_replaced_and_nothing_else_stays(tmp_path: Path) -> None:

@@ -12,13 +12,7 @@ from trireme.ps.rule import Rule
 
 
 def trireme_exchange(
-    name: str,
-    nbytes: int,
-    burst: float,
-    *,
-    servers: int,
-    transport: Transport,
-    replicas: int = 1,
+    name: str, nbytes: int, burst: float, *, servers: int, transport: Transport, replicas: int = 1
 ) -> Exchange:
     """Starts a job of one worker whose model is one vector of so many bytes."""
     address, started = start_servers(

@@ -18,12 +18,7 @@ def main() -> None:
     documents = Documents(corpus.offsets, corpus.words, vocabulary)
     with trireme.ps.connect() as ps:
         shared = SharedTopics(
-            ps,
-            documents,
-            given.topics,
-            alpha=given.alpha,
-            beta=given.beta,
-            seed=given.seed,
+            ps, documents, given.topics, alpha=given.alpha, beta=given.beta, seed=given.seed
         )
         while shared.advance(0):  # only the first assignments
             pass

@@ -63,11 +63,7 @@ def report(scratch: Path) -> None:
     subprocess.run([*shot, f"--screenshot={picture}", page], check=True, timeout=PATIENCE)
 
 
-PICTURES: dict[str, Callable[[Path], None]] = {
-    "running": running,
-    "top": top,
-    "report": report,
-}
+PICTURES: dict[str, Callable[[Path], None]] = {"running": running, "top": top, "report": report}
 
 
 @contextmanager

@@ -31,13 +31,7 @@ class LSTMLanguageModel(nn.Sequential):
     """
 
     def __init__(
-        self,
-        vocabulary: int,
-        width: int,
-        layers: int,
-        dropout: float = 0.0,
-        *,
-        carry: bool = False,
+        self, vocabulary: int, width: int, layers: int, dropout: float = 0.0, *, carry: bool = False
     ) -> None:
         """Makes the network: weights uniform in [-0.1, 0.1], biases of zero.
 

@@ -22,10 +22,7 @@ EOS = "<eos>"
 UNKNOWN = "<unk>"
 """Stands for each word that is not in the vocabulary."""
 
-FILES = (
-    ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
-    ("train.txt", "valid.txt", "test.txt"),
-)
+FILES = (("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"), ("train.txt", "valid.txt", "test.txt"))
 """The names that a corpus's training, validation and test file may have."""
 
 _BLOCK = 20  # sentences of the built-in corpus that stay together

@@ -356,8 +356,7 @@ def train(victim: Victim, rule: Rule) -> None:
         *(
             {
                 "layout": msgspec.structs.replace(
-                    LAYOUT,
-                    parameters=(msgspec.structs.replace(LAYOUT.parameters[0], **change),),
+                    LAYOUT, parameters=(msgspec.structs.replace(LAYOUT.parameters[0], **change),)
                 )
             }
             for change in (

@@ -87,13 +87,7 @@ def serving(listener: Listener) -> Iterator[View]:
     entry = ServerEntry(0, 1, listener.address)
     view = View(1, (entry,), (WorkerEntry(0, 1),))
     handler = ShardHandler(0)
-    service = Service(
-        listener,
-        [handler],
-        job=JOB,
-        secret=SECRET,
-        serves=("ps:0",),
-    )
+    service = Service(listener, [handler], job=JOB, secret=SECRET, serves=("ps:0",))
     service.listeners += beside(listener.address)
     service.call_soon(lambda: handler.view(view))
     thread = threading.Thread(target=service.run, daemon=True)

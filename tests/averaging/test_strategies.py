@@ -51,22 +51,14 @@ def test_the_servers_optimizer_over_deltas() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        (
-            "averaging",
-            {"aggregate": 1},
-            "only sync, diloco: add --strategy sync or diloco",
-        ),
+        ("averaging", {"aggregate": 1}, "only sync, diloco: add --strategy sync or diloco"),
         ("diloco", {"staleness": 1}, "only ssp, averaging: add --strategy ssp or averaging"),
         (
             "sync",
             {"every": 4},
             r"every is 4 \(default\), which sync does not have, only averaging, diloco",
         ),
-        (
-            "averaging",
-            {"prefetch": True},
-            "which averaging does not have, only async, ssp",
-        ),
+        ("averaging", {"prefetch": True}, "which averaging does not have, only async, ssp"),
         ("averagin", {}, "did you mean averaging"),
     ],
 )

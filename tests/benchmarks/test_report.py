@@ -32,8 +32,7 @@ def example() -> Result:
         notes=["something to know"],
     )
     measured = Interleaved(
-        {"ours": samples(8, 9, 8), "theirs": samples(2, 2, 2), "limit": samples(10, 10, 10)},
-        {},
+        {"ours": samples(8, 9, 8), "theirs": samples(2, 2, 2), "limit": samples(10, 10, 10)}, {}
     )
     result.add(measured, KINDS, condition="4 KB", x=4096)
     return result

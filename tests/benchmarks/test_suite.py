@@ -59,8 +59,7 @@ def test_emulated_times_have_the_mean_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "shown"),
-    [(4 << 10, "4 KB"), (318_080, "318 KB"), (32 << 20, "32 MB")],
+    ("nbytes", "shown"), [(4 << 10, "4 KB"), (318_080, "318 KB"), (32 << 20, "32 MB")]
 )
 def test_sizes_are_shown_as_people_say_them(nbytes: int, shown: str) -> None:
     assert _size(nbytes) == shown

@@ -136,11 +136,7 @@ def run(
 
 
 def disturb(
-    job: Job,
-    faults: list[Fault],
-    seconds: float,
-    options: argparse.Namespace,
-    once: bool = False,
+    job: Job, faults: list[Fault], seconds: float, options: argparse.Namespace, once: bool = False
 ) -> list[Struck]:
     """Lets the time pass; makes faults meanwhile, each when the job is whole again."""
     bag, begin, struck = Bag(faults, options.seed), time.monotonic(), list[Struck]()

@@ -23,13 +23,7 @@ from trireme.cli.command import COMMANDS
 from trireme.errors import DataError
 from trireme.launch.config.task_config import TASK_VARIABLE
 from trireme.launch.run_directory import JobRecord, claim, is_running, read_record
-from trireme.monitor.records import (
-    UNSAVED,
-    Begin,
-    Record,
-    RecordWriter,
-    records_directory,
-)
+from trireme.monitor.records import UNSAVED, Begin, Record, RecordWriter, records_directory
 
 TRIREME = [sys.executable, "-m", "trireme"]
 

@@ -29,12 +29,7 @@ from trireme.cluster.messages import (
     WaitingFor,
 )
 from trireme.cluster.state import State
-from trireme.errors import (
-    AuthenticationError,
-    ConfigurationError,
-    ConnectionRefused,
-    PeerClosed,
-)
+from trireme.errors import AuthenticationError, ConfigurationError, ConnectionRefused, PeerClosed
 from trireme.wire.connection import Incoming
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message

@@ -517,10 +517,7 @@ class TestCoordinatorGone:
         assert member.over is None
 
     def test_a_stranger_on_its_port_is_not_believed(self, address: str) -> None:
-        with (
-            Host(address, rejoin_timeout=0.5) as host,
-            host.member("worker:0") as member,
-        ):
+        with Host(address, rejoin_timeout=0.5) as host, host.member("worker:0") as member:
             member.join()
             host.stop()
             listener = listen(host.address)

@@ -34,9 +34,7 @@ def digests(shell: Shell) -> set[str]:
     return {path.read_text() for path in (shell.directory / "out").iterdir()}
 
 
-def test_a_worker_whose_memory_changes_stops_the_job_and_is_not_started_again(
-    shell: Shell,
-) -> None:
+def test_a_worker_whose_memory_changes_stops_the_job_and_is_not_started_again(shell: Shell) -> None:
     words = ("--ps", 1, "--workers", 2, "--strategy", "sync", "--max-restarts", 3)
     ended = run(shell, *words, "--on-corruption", "stop", program=("--flip-in", 1))
     assert ended.status == 1, ended.text

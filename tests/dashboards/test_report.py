@@ -56,10 +56,7 @@ def start(name: str, compute: float, wait: float) -> Start:
     return Start(begin, records)
 
 
-STARTS = [
-    start("worker:0", 0.2, 0.6),
-    start("worker:1", 0.7, 0.1),
-]
+STARTS = [start("worker:0", 0.2, 0.6), start("worker:1", 0.7, 0.1)]
 
 CURVES = {
     "loss": {

@@ -76,10 +76,7 @@ def test_a_coordinator_of_its_own(tmp_path: Path) -> None:
         (replace(LOCAL, role="worker", index=3), "worker:0 to worker:2"),
         (replace(LOCAL, role="worker", index=-1), "worker:0 to worker:2"),
         (replace(LOCAL, role="coordinator"), "--coordinator host:port"),
-        (
-            replace(LOCAL, ps_hosts="10.0.0.1:2222"),
-            r"certs issue DIR --task ps:0`.*--certs",
-        ),
+        (replace(LOCAL, ps_hosts="10.0.0.1:2222"), r"certs issue DIR --task ps:0`.*--certs"),
         (replace(LOCAL, worker_hosts="node7:2222"), "Only if you trust everybody.*--allow-plain"),
     ],
 )

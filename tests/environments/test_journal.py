@@ -44,10 +44,7 @@ def test_what_was_written_is_there_again(tmp_path: Path) -> None:
 
 def test_a_second_coordinator_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    with (
-        closing(FileJournal(path)),
-        pytest.raises(ConfigurationError, match="another process"),
-    ):
+    with closing(FileJournal(path)), pytest.raises(ConfigurationError, match="another process"):
         FileJournal(path)
 
 

@@ -4,11 +4,7 @@ import os
 
 import pytest
 
-from trireme.environments.launchers import (
-    FIRST_PORT,
-    PORTS,
-    find_launched_task,
-)
+from trireme.environments.launchers import FIRST_PORT, PORTS, find_launched_task
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 

@@ -83,10 +83,7 @@ DOWN: dict[str, Callable[[int], Treatment]] = {
     "answers twice": lambda seed: Repeated([PushReply.kind], seed, 0.5),
     "answers again, late": lambda seed: Late([PushReply.kind], seed, 0.5),
 }
-MODES = {
-    "async": Cluster(2, 2, "async", scheme="tcp"),
-    "sync": Cluster(2, 2, "sync", scheme="tcp"),
-}
+MODES = {"async": Cluster(2, 2, "async", scheme="tcp"), "sync": Cluster(2, 2, "sync", scheme="tcp")}
 
 
 @pytest.mark.thorough

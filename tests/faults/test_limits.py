@@ -10,14 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults.limits import (
-    CannotLimit,
-    fill,
-    memory_group,
-    no_descriptors,
-    small_disk,
-    starve,
-)
+from tests.faults.limits import CannotLimit, fill, memory_group, no_descriptors, small_disk, starve
 from trireme.errors import CheckpointError
 from trireme.session.checkpoint import CheckpointData, latest, save
 

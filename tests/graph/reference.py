@@ -10,10 +10,7 @@ from trireme.graph.place.costs import CostGraph, Device, Hardware, Link, Operati
 
 
 def step_seconds(
-    graph: CostGraph,
-    hardware: Hardware,
-    placement: dict[str, str],
-    micro_batches: int,
+    graph: CostGraph, hardware: Hardware, placement: dict[str, str], micro_batches: int
 ) -> float:
     operations = {each.name: each for each in graph.operations}
     order = list(operations)

@@ -310,9 +310,7 @@ with trireme.Session(model, torch.nn.MSELoss(), optimizer) as session:
 
 
 @pytest.mark.slow
-def test_a_worker_leaves_at_the_end_of_an_epoch_that_is_shorter_than_a_period(
-    shell: Shell,
-) -> None:
+def test_a_worker_leaves_at_the_end_of_an_epoch_that_is_shorter_than_a_period(shell: Shell) -> None:
     (shell.directory / "leaving.py").write_text(LEAVING)
     job = ("run", "--ps", 1, "--workers", 2, "--strategy", "averaging", "--every", 16)
     ended = shell.run(*job, "--run-dir", "run", "leaving.py")

@@ -23,9 +23,7 @@ LOOP = PROGRAMS / "loop.py"
     [
         (TORCHRUN, ("--nproc-per-node", 2)),
         pytest.param(
-            TRIREME,
-            ("run", "--workers", 2, "--strategy", "fsdp"),
-            marks=pytest.mark.slow,
+            TRIREME, ("run", "--workers", 2, "--strategy", "fsdp"), marks=pytest.mark.slow
         ),
         (TRIREME, ("run", "--ps", 1, "--workers", 2, "--strategy", "sync")),
     ],

@@ -126,9 +126,7 @@ def test_a_killed_server_fails_the_job_by_name_soon(shell: Shell) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_server_costs_what_was_learned_since_the_checkpoint(
-    shell: Shell,
-) -> None:
+def test_a_killed_server_costs_what_was_learned_since_the_checkpoint(shell: Shell) -> None:
     words = ("run", "--ps", 2, "--workers", 2, "--strategy", "async", "--run-dir", "run", *TRAIN)
     running = shell.start(*words, "--max-steps", 10**9, "--every-steps", 200)
     running.until(r"saved .*step-00000\d\d\d\d-writer")

@@ -27,11 +27,7 @@ PAUSE = 0.01
 
 
 def counting(
-    shell: Shell,
-    steps: int,
-    *words: object,
-    pause: float = PAUSE,
-    program: tuple[object, ...] = (),
+    shell: Shell, steps: int, *words: object, pause: float = PAUSE, program: tuple[object, ...] = ()
 ) -> Running:
     """Starts the counting program, which makes no pauses any more once it is released."""
     named = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", steps, *program)

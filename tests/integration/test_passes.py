@@ -43,12 +43,7 @@ def ran(shell: Shell, case: str, words: tuple[object, ...] | None) -> tuple[Coun
 
 
 @pytest.mark.thorough
-@pytest.mark.slow(
-    but=(
-        "sync-skips",
-        "allreduce-two-steps",
-    )
-)
+@pytest.mark.slow(but=("sync-skips", "allreduce-two-steps"))
 @pytest.mark.parametrize("case", ["two-steps", "skips"])
 @pytest.mark.parametrize("strategy", SYNCHRONOUS)
 def test_as_in_one_process(shell: Shell, strategy: str, case: str) -> None:
@@ -62,12 +57,7 @@ def test_as_in_one_process(shell: Shell, strategy: str, case: str) -> None:
         assert step == end.split()[3]
 
 
-@pytest.mark.slow(
-    but=(
-        "async-skips",
-        "sync-break",
-    )
-)
+@pytest.mark.slow(but=("async-skips", "sync-break"))
 @pytest.mark.thorough
 @pytest.mark.parametrize("case", ["two-steps", "skips", "break"])
 @pytest.mark.parametrize("strategy", [*OTHERS, "sync"])

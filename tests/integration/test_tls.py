@@ -100,10 +100,7 @@ def test_by_hand_on_two_hosts_with_certificates(shell: Shell) -> None:
 
 def _by_hand(shell: Shell, near: Host, far: Host) -> None:
     port = free_ports(1)[0]
-    hosts = (
-        f"--ps_hosts={near.address}:{port}",
-        f"--worker_hosts={far.address}:1,{far.address}:2",
-    )
+    hosts = (f"--ps_hosts={near.address}:{port}", f"--worker_hosts={far.address}:1,{far.address}:2")
     assert shell.run("certs", "init", "certs").status == 0
     issued = [f"--task={task}" for task in ("ps:0", "worker:0", "worker:1")]
     assert shell.run("certs", "issue", "certs", *issued).status == 0

@@ -19,9 +19,7 @@ TRAIN = (PROGRAMS / "train.py", "--out", "out")
 
 
 @pytest.mark.slow
-def test_a_stopped_worker_is_named_within_two_seconds_and_the_end_is_shown(
-    shell: Shell,
-) -> None:
+def test_a_stopped_worker_is_named_within_two_seconds_and_the_end_is_shown(shell: Shell) -> None:
     job = shell.start(
         *("run", "--ps", 1, "--workers", 2, "--strategy", "sync", "--run-dir", "run"),
         *(*TRAIN, "--max-steps", 10**9, "--pause", 0.01),

@@ -21,10 +21,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("servers", "strategy"),
-    [
-        pytest.param(1, ("ssp", "--staleness", 2)),
-        pytest.param(2, ("async",)),
-    ],
+    [pytest.param(1, ("ssp", "--staleness", 2)), pytest.param(2, ("async",))],
     ids=["ssp", "async on two servers"],
 )
 def test_a_worker_that_is_killed_goes_on_with_what_it_had_assigned(

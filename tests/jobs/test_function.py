@@ -15,12 +15,7 @@ import torch
 from torch import nn
 
 from trireme.errors import ConfigurationError
-from trireme.jobs.function import (
-    call,
-    function_name,
-    pack_call,
-    read_result,
-)
+from trireme.jobs.function import call, function_name, pack_call, read_result
 from trireme.launch.config.secret import nameless_file
 from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.exit_reason import LauncherPipe

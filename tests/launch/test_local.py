@@ -63,12 +63,7 @@ def test_tells_each_task_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     release = "open(f'{HERE}/ps.fifo', 'w').close()"
     ran = run_programs(
-        tmp_path,
-        {
-            "ps:0": KEEPER.format(name="ps"),
-            "worker:0": show + release,
-            "worker:1": show,
-        },
+        tmp_path, {"ps:0": KEEPER.format(name="ps"), "worker:0": show + release, "worker:1": show}
     )
     threads = max(1, len(os.sched_getaffinity(0)) // 3)
     for index in (0, 1):
@@ -153,11 +148,7 @@ def test_a_crashed_worker_is_started_again(tmp_path: Path) -> None:
 def test_a_dead_server_fails_the_job_by_name(tmp_path: Path) -> None:
     ran = run_programs(
         tmp_path,
-        {
-            "ps:0": FOR_EVER,
-            "ps:1": "os.kill(os.getpid(), signal.SIGKILL)",
-            "worker:0": FOR_EVER,
-        },
+        {"ps:0": FOR_EVER, "ps:1": "os.kill(os.getpid(), signal.SIGKILL)", "worker:0": FOR_EVER},
     )
     assert ran.status == 1
     assert "First ps:1 was killed by SIGKILL" in ran.err
@@ -182,10 +173,7 @@ def test_a_signal_lets_the_workers_save(
     request.addfinalizer(lambda: signal.signal(signal.SIGHUP, before))
     ran = run_programs(
         tmp_path,
-        {
-            "ps:0": FOR_EVER,
-            "worker:0": SAVES + ASK.format(signal=name) + WAIT,
-        },
+        {"ps:0": FOR_EVER, "worker:0": SAVES + ASK.format(signal=name) + WAIT},
         limits=SupervisionLimits(end=0.2),
     )
     assert ran.status == 130
@@ -195,9 +183,7 @@ def test_a_signal_lets_the_workers_save(
     assert_nobody_left(ran)
 
 
-def test_a_background_job_of_a_script_can_be_interrupted_and_nohup_is_kept(
-    tmp_path: Path,
-) -> None:
+def test_a_background_job_of_a_script_can_be_interrupted_and_nohup_is_kept(tmp_path: Path) -> None:
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (1, 2)}
     try:
         program = (
@@ -243,8 +229,7 @@ def test_signals_are_as_before_when_the_job_has_ended(tmp_path: Path) -> None:
 def test_the_children_of_a_task_do_not_outlive_it(tmp_path: Path) -> None:
     child = "[sys.executable, '-S', '-c', 'import signal; print(1, flush=True); signal.pause()']"
     ran = run_programs(
-        tmp_path,
-        {"worker:0": f"import subprocess; print('child', subprocess.Popen({child}).pid)"},
+        tmp_path, {"worker:0": f"import subprocess; print('child', subprocess.Popen({child}).pid)"}
     )
     assert ran.status == 0
     pid = next(int(line.split()[-1]) for line in ran.out.splitlines() if "child" in line)

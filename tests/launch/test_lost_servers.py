@@ -12,13 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.launch.supervised import LIMITS, commands, end, notices, raised, supervise
 from trireme.launch.exit_reason import ExitReason
 from trireme.launch.supervision import Supervision
-from trireme.launch.supervision_state import (
-    Kill,
-    Phase,
-    Start,
-    StopJob,
-    Terminate,
-)
+from trireme.launch.supervision_state import Kill, Phase, Start, StopJob, Terminate
 
 SERVICES = ("ps:0", "ps:1")
 REPLICATED = replace(LIMITS, outlives_servers=True)

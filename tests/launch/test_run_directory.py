@@ -6,13 +6,7 @@ from pathlib import Path
 import pytest
 
 from trireme.errors import ConfigurationError
-from trireme.launch.run_directory import (
-    JobRecord,
-    claim,
-    claim_free,
-    is_running,
-    read_record,
-)
+from trireme.launch.run_directory import JobRecord, claim, claim_free, is_running, read_record
 
 RECORD = JobRecord(
     job="j",

@@ -6,15 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.launch.supervised import (
-    LIMITS,
-    SERVICES,
-    commands,
-    end,
-    notices,
-    raised,
-    supervise,
-)
+from tests.launch.supervised import LIMITS, SERVICES, commands, end, notices, raised, supervise
 from trireme.launch.exit_reason import LEFT, ExitReason, describe_status
 from trireme.launch.supervision import Supervision
 from trireme.launch.supervision_state import (

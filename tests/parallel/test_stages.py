@@ -15,13 +15,7 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 from trireme.parallel.config import PipelineConfig
-from trireme.parallel.stages import (
-    Stage,
-    balance,
-    chain_of,
-    cut_at,
-    parameter_costs,
-)
+from trireme.parallel.stages import Stage, balance, chain_of, cut_at, parameter_costs
 
 
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=9), st.integers(1, 4))

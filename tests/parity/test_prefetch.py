@@ -117,12 +117,7 @@ def test_every_acknowledged_update_is_in_the_values_once(
     strategy: str, servers: int, scheme: str, tmp_path: Path
 ) -> None:
     steps = 150
-    cluster = Cluster(
-        *(3, servers, strategy),
-        prefetch=True,
-        scheme=scheme,
-        run_dir=tmp_path,
-    )
+    cluster = Cluster(*(3, servers, strategy), prefetch=True, scheme=scheme, run_dir=tmp_path)
     sessions = counted(cluster, steps)
     data = latest(tmp_path, lambda path, error: pytest.fail(f"{path}: {error}"))
     assert data is not None

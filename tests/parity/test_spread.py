@@ -220,10 +220,7 @@ def test_frozen_parameters_are_saved_and_a_job_goes_on_with_them(way: str, tmp_p
 
 @pytest.mark.thorough
 @pytest.mark.slow(but=("tp=2,pp=2",))
-@pytest.mark.parametrize(
-    "way",
-    ["tp=2,pp=2", "fsdp=2,tp=2", "ps sync over dp=2,tp=2"],
-)
+@pytest.mark.parametrize("way", ["tp=2,pp=2", "fsdp=2,tp=2", "ps sync over dp=2,tp=2"])
 def test_adam_with_clipping_by_the_norm_of_the_whole_gradient(way: str) -> None:
     # Steps of Adam are of one size however small the gradient, so rounding weighs more.
     wanted = train_plain("transformer", "adam", clip_norm=0.1)

@@ -11,15 +11,7 @@ import pytest
 
 from tests.integration.conftest import clean_shell
 from tests.integration.shell import Ended
-from tests.recipes.ways import (
-    ALL,
-    RECIPES,
-    changed_lines,
-    code_lines,
-    losses,
-    run,
-    skip_without,
-)
+from tests.recipes.ways import ALL, RECIPES, changed_lines, code_lines, losses, run, skip_without
 from trireme.session.checkpoint import list_checkpoints, step_of
 
 CASES = [

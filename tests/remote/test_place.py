@@ -26,9 +26,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Bucket:
     monkeypatch.setattr("trireme.remote.claims.BEAT_SECONDS", 3600.0)  # a dead process beats not
     bucket = Bucket()
     monkeypatch.setattr(
-        checkpoint_format,
-        "place_of_checkpoint",
-        lambda path: (RemotePlace(bucket.store()), path),
+        checkpoint_format, "place_of_checkpoint", lambda path: (RemotePlace(bucket.store()), path)
     )
     return bucket
 

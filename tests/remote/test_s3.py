@@ -16,12 +16,7 @@ import torch
 from tests.conftest import PYTHONPATH
 from tests.faults.proxy import Proxy
 from tests.remote.s3_server import CREDENTIALS, s3_server
-from tests.session.checkpoint.samples import (
-    assert_same,
-    sample,
-    sample_changes,
-    sample_tables,
-)
+from tests.session.checkpoint.samples import assert_same, sample, sample_changes, sample_tables
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.location import RemotePath
 from trireme.remote.object_store import ObjectStore

@@ -388,12 +388,7 @@ class Watched(SegmentOptimizer):
     """
 
     def __init__(
-        self,
-        account: Account,
-        spec: OptimizerSpec,
-        layout: Layout,
-        server: int,
-        values: PartBuffer,
+        self, account: Account, spec: OptimizerSpec, layout: Layout, server: int, values: PartBuffer
     ) -> None:
         super().__init__(spec, layout, server, values)
         self._account, self._layout, self._vectors = account, layout, values.vectors

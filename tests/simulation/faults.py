@@ -145,10 +145,7 @@ class Faults:
     def _ends(self, fault: Fault) -> tuple[str, str]:
         servers = [f"ps:{index}" for index in sorted(self._place.launcher.servers)] or ["ps:0"]
         everybody = servers * 2 + [f"worker:{index}" for index in self._place.launcher.workers]
-        one, other = (
-            servers[fault.target % len(servers)],
-            everybody[fault.other % len(everybody)],
-        )
+        one, other = (servers[fault.target % len(servers)], everybody[fault.other % len(everybody)])
         return (one, other) if fault.other % 2 else (other, one)
 
     # -- the job's size ---------------------------------------------------------------------------

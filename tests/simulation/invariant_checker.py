@@ -16,15 +16,7 @@ from tests.simulation.schedule import Schedule
 from tests.simulation.shard_checker import Members, ShardChecker
 from trireme.cluster.view import View
 from trireme.ps.layout import Layout
-from trireme.ps.messages import (
-    Applied,
-    Duplicate,
-    Push,
-    Span,
-    Stale,
-    Verdict,
-    WorkerProgress,
-)
+from trireme.ps.messages import Applied, Duplicate, Push, Span, Stale, Verdict, WorkerProgress
 from trireme.ps.snapshot_messages import Snapshot
 
 Seen = tuple[int, tuple[int, int, int], int]

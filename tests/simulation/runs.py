@@ -33,9 +33,7 @@ _LOADER = Participant(0, 1)
 
 
 def simulate(
-    schedule: Schedule,
-    makers: Makers | None = None,
-    note: Callable[[str], None] | None = None,
+    schedule: Schedule, makers: Makers | None = None, note: Callable[[str], None] | None = None
 ) -> Counter[str]:
     """Runs a job; loads its last copy into another number of servers, and may go on from there.
 

@@ -97,11 +97,7 @@ KINDS = (
 SIGNALS = ("signal worker", "signal worker", "signal chief", "signal all", "signal server")
 """What process managers do."""
 
-LINK_KINDS = (
-    *("cut pair",) * 6,
-    *("cut worker",) * 2,
-    *("stick server",) * 4,
-)
+LINK_KINDS = (*("cut pair",) * 6, *("cut worker",) * 2, *("stick server",) * 4)
 """What happens beside to jobs in the modes of broken links and stuck loops. In one in four a server
 becomes deaf too."""
 

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trireme.cluster.messages import ViewChanged
 from trireme.cluster.view import View
 from trireme.ps.layout import Layout
-from trireme.ps.messages import (
-    Collect,
-    FromServer,
-    PullExtra,
-    RejectedVerdict,
-    Status,
-    StopJob,
-)
+from trireme.ps.messages import Collect, FromServer, PullExtra, RejectedVerdict, Status, StopJob
 from trireme.ps.shard.instructions import Instruction
 from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.quiet_state import Quiet

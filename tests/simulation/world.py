@@ -241,11 +241,7 @@ class World:
         return self._client(who, self.launcher.process(worker), lambda: member.view)
 
     def _client(
-        self,
-        who: Identity,
-        process: OsProcess,
-        view: Callable[[], View],
-        patience: float = 1800.0,
+        self, who: Identity, process: OsProcess, view: Callable[[], View], patience: float = 1800.0
     ) -> Client:
         makers = self._makers
 

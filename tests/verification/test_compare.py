@@ -102,11 +102,7 @@ def test_what_is_computed_in_bfloat16_may_differ_more_but_not_by_half(
 
 
 def test_what_is_computed_first_is_named_first() -> None:
-    every = {
-        "losses": [0.7],
-        "settings": {"lr": 0.2},
-        "values/w": torch.zeros(100),
-    }
+    every = {"losses": [0.7], "settings": {"lr": 0.2}, "values/w": torch.zeros(100)}
     found = compare(begun(step(1, **every)), begun(step(1)))
     assert [each.stage for each in found.found] == ["loss", "settings", "values"]
 

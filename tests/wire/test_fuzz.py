@@ -101,8 +101,7 @@ headers = st.builds(
     st.integers(0, 2**64 - 1),
 )
 junk = st.one_of(
-    st.binary(max_size=200),
-    st.builds(bytes.__add__, headers, st.binary(max_size=100)),
+    st.binary(max_size=200), st.builds(bytes.__add__, headers, st.binary(max_size=100))
 )
 
 

@@ -154,10 +154,7 @@ def test_a_server_cannot_reflect_the_clients_proof() -> None:
             return Welcome(message.hmac)
         return Challenge(bytes(32))
 
-    with (
-        against(reflect) as client,
-        pytest.raises(AuthenticationError, match="could not prove"),
-    ):
+    with against(reflect) as client, pytest.raises(AuthenticationError, match="could not prove"):
         authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
 
 
@@ -184,10 +181,7 @@ def test_a_replayed_welcome_is_found_out() -> None:
     def replay(message: Message) -> Message:
         return old.answers[0] if isinstance(message, Hello) else old.answers[1]
 
-    with (
-        against(replay) as client,
-        pytest.raises(AuthenticationError, match="could not prove"),
-    ):
+    with against(replay) as client, pytest.raises(AuthenticationError, match="could not prove"):
         authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
 
 
@@ -211,10 +205,7 @@ def test_the_proof_covers_who_it_is(change: dict[str, Any]) -> None:
             message = replace(message, **change)
         return handshake.answer(message)
 
-    with (
-        against(man_in_the_middle) as client,
-        pytest.raises(AuthenticationError, match="secret"),
-    ):
+    with against(man_in_the_middle) as client, pytest.raises(AuthenticationError, match="secret"):
         authenticate(client, WORKER, SECRET, server=SERVER, timeout=PATIENCE)
     assert handshake.identity is None
 
@@ -316,8 +307,7 @@ def test_one_proof_a_handshake() -> None:
 
 
 @pytest.mark.parametrize(
-    "message",
-    [Proof(bytes(32)), Challenge(bytes(32)), Welcome(bytes(32)), Denied("job")],
+    "message", [Proof(bytes(32)), Challenge(bytes(32)), Welcome(bytes(32)), Denied("job")]
 )
 def test_anything_before_hello_is_denied(message: Message) -> None:
     handshake = ServerHandshake(JOB, SECRET)

@@ -220,9 +220,7 @@ def test_a_hello_that_is_too_large(caplog: pytest.LogCaptureFixture) -> None:
     assert "at most 1024 are accepted" in caplog.text
 
 
-def test_a_stranger_that_stalls_is_closed_at_its_deadline(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_stranger_that_stalls_is_closed_at_its_deadline(caplog: pytest.LogCaptureFixture) -> None:
     clock = VirtualClock()
     with running(EchoHandler(), clock=clock) as run, run.client() as good:
         stranger = Connection(run.stranger(), HANDSHAKE_CATALOG)
@@ -356,10 +354,7 @@ def test_a_handler_may_refuse_a_message() -> None:
 
 def test_a_peer_that_does_not_read_is_closed() -> None:
     handler = EchoHandler()
-    with (
-        running(handler, limits=ServiceLimits(unsent_bytes=1 << 20)) as run,
-        run.client() as good,
-    ):
+    with running(handler, limits=ServiceLimits(unsent_bytes=1 << 20)) as run, run.client() as good:
         bad = run.client("worker:1")
         # The first reply may be of any size; it stays unsent, and the second is too much.
         bad.send(Echo(), [bytes(24 << 20)], timeout=PATIENCE)
@@ -697,9 +692,7 @@ def test_denied_says_no_more_than_the_reason() -> None:
             stranger.receive(timeout=PATIENCE)
 
 
-def test_departures_of_strangers_are_not_worth_a_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_departures_of_strangers_are_not_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), running(EchoHandler()) as run:
         run.stranger().close()
         with run.client() as good:

@@ -99,10 +99,7 @@ class Member(MemberProtocol):
         return self.incarnation
 
     def wait_for_view(
-        self,
-        *,
-        timeout: float,
-        on_waiting: Callable[[Sequence[str], float], None] | None = None,
+        self, *, timeout: float, on_waiting: Callable[[Sequence[str], float], None] | None = None
     ) -> View:
         """Blocks until there is a view, and returns the newest.
 

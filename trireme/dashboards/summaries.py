@@ -49,12 +49,7 @@ class Summaries(Hook):
         ConfigurationError: a value is out of range.
     """
 
-    def __init__(
-        self,
-        every: int = 100,
-        *,
-        without: Collection[str] = (),
-    ) -> None:
+    def __init__(self, every: int = 100, *, without: Collection[str] = ()) -> None:
         if every < 1:
             raise ConfigurationError(f"Summaries(every={every!r}): give a whole number from 1")
         unknown = sorted(set(without) - set(KINDS))

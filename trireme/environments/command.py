@@ -13,12 +13,7 @@ from typing import TYPE_CHECKING
 
 from trireme.cli.tasks.coordinator import ServedCoordinator
 from trireme.cli.tasks.task import Start, run_task
-from trireme.environments.by_hand import (
-    classic_strategy,
-    classic_task,
-    manual_task,
-    task_options,
-)
+from trireme.environments.by_hand import classic_strategy, classic_task, manual_task, task_options
 from trireme.environments.cluster import ClusterTask
 from trireme.environments.entry import TASK, find_launched
 from trireme.errors import UsageError

@@ -48,7 +48,7 @@ _LAUNCHERS = (
         *(f"{_OMPI}LOCAL_SIZE", ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")),
     ),
     _Launcher(
-        *(PMI, "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("SLURM_JOB_ID",)),
+        *(PMI, "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("SLURM_JOB_ID",))
     ),
     _Launcher(
         *(SLURM, "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")),

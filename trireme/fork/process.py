@@ -30,14 +30,7 @@ import msgspec
 
 from trireme.cli import main as run_command
 from trireme.errors import ConfigurationError
-from trireme.fork.template import (
-    BLAS_VARIABLE,
-    ERROR,
-    LIMIT_BYTES,
-    OUTPUT,
-    Answer,
-    ForkRequest,
-)
+from trireme.fork.template import BLAS_VARIABLE, ERROR, LIMIT_BYTES, OUTPUT, Answer, ForkRequest
 from trireme.launch.config.task_config import TASK_VARIABLE, decode_task, encode_task
 from trireme.launch.exit_reason import INTERRUPTED, LEFT
 from trireme.launch.process_setup.leaving import leave

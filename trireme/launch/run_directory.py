@@ -17,14 +17,7 @@ from typing import IO, Any
 import msgspec
 
 from trireme.errors import ConfigurationError
-from trireme.files import (
-    PRIVATE,
-    is_locked,
-    open_lock,
-    open_regular,
-    try_lock,
-    write_atomically,
-)
+from trireme.files import PRIVATE, is_locked, open_lock, open_regular, try_lock, write_atomically
 from trireme.launch.config.secret import SECRET_FILE
 
 RECORD = "job.json"

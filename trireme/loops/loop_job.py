@@ -88,10 +88,7 @@ class LoopJob:
             self._take_parameters()
 
     def update(
-        self,
-        optimizer: int,
-        examples: float | None,
-        closure: Callable[[], Any] | None = None,
+        self, optimizer: int, examples: float | None, closure: Callable[[], Any] | None = None
     ) -> None:
         """Makes one update of the job from the gradients of one optimizer, by its index.
 

@@ -17,14 +17,7 @@ from trireme.parallel.config import PipelineConfig, Plan
 from trireme.parallel.parameter_hooks import has_hooks, hooked, refusal
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.sharding import copies, fully_sharded
-from trireme.parallel.stages import (
-    Stage,
-    balance,
-    chain_of,
-    cut_at,
-    notes_of,
-    parameter_costs,
-)
+from trireme.parallel.stages import Stage, balance, chain_of, cut_at, notes_of, parameter_costs
 from trireme.session.model.model_part import ModelPart
 from trireme.session.model.module_names import named_buffers, named_parameters
 from trireme.tensors import fill_local, full_tensor, to_local

@@ -101,10 +101,7 @@ Adadelta = Entry(
     torch.optim.Adadelta, "lr rho eps weight_decay maximize", "step square_avg acc_delta"
 )
 Adamax = Entry(
-    torch.optim.Adamax,
-    "lr betas eps weight_decay maximize",
-    "step exp_avg exp_inf",
-    flushes=False,
+    torch.optim.Adamax, "lr betas eps weight_decay maximize", "step exp_avg exp_inf", flushes=False
 )
 NAdam = Entry(
     torch.optim.NAdam,

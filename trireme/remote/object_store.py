@@ -42,11 +42,7 @@ class ObjectStore:
     """
 
     def __init__(
-        self,
-        root: RemotePath,
-        file_system: Any = None,
-        *,
-        probe_seconds: float = PROBE_SECONDS,
+        self, root: RemotePath, file_system: Any = None, *, probe_seconds: float = PROBE_SECONDS
     ) -> None:
         self.root = root
         self.probe_seconds = probe_seconds

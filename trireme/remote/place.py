@@ -20,12 +20,7 @@ from trireme.errors import CheckpointError, ConfigurationError
 from trireme.location import Location, RemotePath
 from trireme.remote.claims import RemoteLock
 from trireme.remote.object_store import ObjectStore
-from trireme.session.checkpoint.manifest import (
-    CHECKPOINTS,
-    STATE,
-    order_of,
-    read_manifest,
-)
+from trireme.session.checkpoint.manifest import CHECKPOINTS, STATE, order_of, read_manifest
 from trireme.session.checkpoint.place import Fill, Place
 from trireme.session.checkpoint.tensors import SUFFIX, FileRecord, write_file
 

@@ -22,13 +22,7 @@ from trireme.screen.job_state import (
 )
 from trireme.screen.placement import summary
 
-_COLOURS = {
-    "data": "blue",
-    "compute": "green",
-    "push": "yellow",
-    "wait": "red",
-    "apply": "magenta",
-}
+_COLOURS = {"data": "blue", "compute": "green", "push": "yellow", "wait": "red", "apply": "magenta"}
 _LEFT = ("task", "state", "phases", "shards")
 _WIDE = {
     84: ("staleness", "lag"),

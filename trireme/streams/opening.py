@@ -50,11 +50,7 @@ def open_stream(
     batch_size, drop_last = int(request.batch_size), request.drop_last
     seed = worker.setup.settings.options.seed if request.seed is None else request.seed
     stream = Stream(
-        request.dataset,
-        shards,
-        loading=request.loading,
-        seed=seed,
-        shuffle=request.shuffle is True,
+        request.dataset, shards, loading=request.loading, seed=seed, shuffle=request.shuffle is True
     )
     together = group.mesh.replicas if backend.together and group is not None else 0
     dealer = Dealer(

@@ -16,26 +16,11 @@ from trireme.tables.bags import gather as gather_rows
 from trireme.tables.bags import sum_bags
 from trireme.tables.block import Block
 from trireme.tables.initializers import FirstValues
-from trireme.tables.keys import (
-    SLOTS,
-    Counts,
-    Keys,
-    plain,
-    slots_of,
-    split,
-    sum_rows,
-    unique,
-)
+from trireme.tables.keys import SLOTS, Counts, Keys, plain, slots_of, split, sum_rows, unique
 from trireme.tables.row_index import Addresses, RecentSearches, RowIndex
 from trireme.tables.row_optimizers import initial_state, row_optimizer
 from trireme.tables.row_storage import RowStorage, headers
-from trireme.tables.row_values import (
-    begin,
-    gather,
-    search_and_gather,
-    write_marks,
-    write_records,
-)
+from trireme.tables.row_values import begin, gather, search_and_gather, write_marks, write_records
 from trireme.tables.table_spec import FLOATS, MOST_STEPS, Optimizer, TableSpec, changed
 
 Rows = npt.NDArray[Any]

@@ -47,7 +47,5 @@ def _parser() -> Parser:
 
 
 CERTS = Command(
-    "make certificates for the tasks of a job on several hosts",
-    _parser,
-    "trireme.tls.command:main",
+    "make certificates for the tasks of a job on several hosts", _parser, "trireme.tls.command:main"
 )

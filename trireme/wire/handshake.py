@@ -231,11 +231,7 @@ def authenticate(
 
 
 def _ask(
-    connection: Connection,
-    question: Message,
-    expected: type[_Reply],
-    hello: Hello,
-    deadline: float,
+    connection: Connection, question: Message, expected: type[_Reply], hello: Hello, deadline: float
 ) -> _Reply:
     try:
         connection.send(question, timeout=deadline - connection.clock.now())

@@ -55,10 +55,7 @@ def main() -> None:
         metrics={"accuracy": trireme.accuracy},
         max_steps=given.steps,
         log_every=5,
-        hooks=[
-            trireme.Summaries(every=20),
-            Evaluations(test),
-        ],
+        hooks=[trireme.Summaries(every=20), Evaluations(test)],
     )
     with session:
         for batch in session.loader(train, 100, transform=noisy):

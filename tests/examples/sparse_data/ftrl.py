@@ -40,13 +40,7 @@ def weight(z: float, n: float, alpha: float, beta: float, l1: float) -> float:
 
 @compiled
 def scores(
-    bounds: Wholes,
-    keys: Wholes,
-    z: Floats,
-    n: Floats,
-    alpha: float,
-    beta: float,
-    l1: float,
+    bounds: Wholes, keys: Wholes, z: Floats, n: Floats, alpha: float, beta: float, l1: float
 ) -> npt.NDArray[np.float64]:
     found = np.zeros(len(bounds) - 1)
     for row in range(len(found)):

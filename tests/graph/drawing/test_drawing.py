@@ -81,6 +81,6 @@ def test_a_module_in_one_place_is_a_row_and_so_are_nodes_side_by_side(picture: P
 
 def test_numbers_have_three_digits_and_a_unit() -> None:
     assert [milliseconds(each) for each in (0, 1e-7, 1.234e-5, 1.234)] == [
-        *("0", "<0.001", "0.0123", "1,234"),
+        *("0", "<0.001", "0.0123", "1,234")
     ]
     assert (duration(0.0123), duration(1.5)) == ("12.3 ms", "1.5 s")

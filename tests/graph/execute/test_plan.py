@@ -58,10 +58,7 @@ def cuts(draw: st.DrawFn) -> Cut:
     return Cut(tuple(ordered), values, (), cast("Any", None), cast("Any", None))
 
 
-cases = given(
-    cut=cuts(),
-    trained=st.lists(st.booleans(), min_size=1, max_size=4),
-)
+cases = given(cut=cuts(), trained=st.lists(st.booleans(), min_size=1, max_size=4))
 
 
 @cases

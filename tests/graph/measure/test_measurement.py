@@ -234,9 +234,7 @@ def test_the_time_is_bounded() -> None:
     assert len(calls) == 1 + 1 + 5  # and one more, which does not count
 
 
-def test_operators_that_refuse_random_inputs_take_no_time(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_operators_that_refuse_random_inputs_take_no_time(caplog: pytest.LogCaptureFixture) -> None:
     def function(module: Any, data: torch.Tensor) -> torch.Tensor:
         return torch.linalg.cholesky(data) + module.linear(data)
 

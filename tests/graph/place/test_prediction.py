@@ -185,10 +185,7 @@ def test_links_of_their_own() -> None:
 
 @given(graphs(), machines(), st.integers(1, 3), st.data())
 def test_it_agrees_with_the_rules_executed_one_by_one(
-    graph: CostGraph,
-    hardware: Hardware,
-    micro_batches: int,
-    data: st.DataObject,
+    graph: CostGraph, hardware: Hardware, micro_batches: int, data: st.DataObject
 ) -> None:
     names = st.sampled_from([device.name for device in hardware.devices])
     placement = {each.name: data.draw(names) for each in graph.operations}

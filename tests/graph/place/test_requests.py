@@ -170,10 +170,7 @@ def test_a_parameter_may_be_on_a_server_and_is_read_anywhere() -> None:
 
 @pytest.mark.parametrize(
     ("servers", "parameters", "why"),
-    [
-        (2, {"a"}, "and 2 servers"),
-        (3, set(), "parameter servers hold parameters only"),
-    ],
+    [(2, {"a"}, "and 2 servers"), (3, set(), "parameter servers hold parameters only")],
 )
 def test_what_no_server_can_hold_says_why(servers: int, parameters: set[str], why: str) -> None:
     options = {"servers": servers, "parameters": parameters}

@@ -11,11 +11,7 @@ import pytest
 
 from tests.launch.programs import run_programs
 from trireme.errors import ConfigurationError
-from trireme.launch.config.secret import (
-    SECRET_VARIABLE,
-    fresh_secret,
-    secret_descriptor,
-)
+from trireme.launch.config.secret import SECRET_VARIABLE, fresh_secret, secret_descriptor
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.environment import detect
 

@@ -19,11 +19,5 @@ def test_metrics_are_served_where_they_are_asked_for(
 ) -> None:
     index = 1 if role == "ps" else 0
     config = JobConfig().replaced("a test", metrics_port=asked)
-    task = TaskConfig(
-        job="j",
-        role=role,
-        index=index,
-        servers=2,
-        config=config,
-    )
+    task = TaskConfig(job="j", role=role, index=index, servers=2, config=config)
     assert task.scrape_port == port

@@ -9,12 +9,7 @@ from pathlib import Path
 import pytest
 
 from trireme.errors import UsageError
-from trireme.launch.exit_reason import (
-    ExitReason,
-    LauncherPipe,
-    decode_reason,
-    describe_status,
-)
+from trireme.launch.exit_reason import ExitReason, LauncherPipe, decode_reason, describe_status
 from trireme.launch.process_setup import program
 from trireme.launch.process_setup.program import (
     check_program,

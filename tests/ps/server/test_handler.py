@@ -34,13 +34,7 @@ from trireme.ps.messages import (
     Status,
 )
 from trireme.ps.replication.log import EVENTS
-from trireme.ps.replication.messages import (
-    ConnectToLeader,
-    ConnectToShard,
-    Fill,
-    Pulse,
-    Replicate,
-)
+from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, Fill, Pulse, Replicate
 from trireme.ps.replication.replicas import Peer
 from trireme.ps.rule import Average, Rule
 from trireme.ps.server.handler import ShardHandler
@@ -85,10 +79,7 @@ class Server:
     """A handler, spoken to over links of the test's."""
 
     def __init__(
-        self,
-        index: int = 0,
-        workers: Sequence[int] = (0, 1),
-        handler: ShardHandler | None = None,
+        self, index: int = 0, workers: Sequence[int] = (0, 1), handler: ShardHandler | None = None
     ) -> None:
         self.handler = handler or ShardHandler(index, now=lambda: 1.0)
         self.handler.view(view(1, *workers))
@@ -304,10 +295,7 @@ def test_a_load_is_measured_before_it_is_received() -> None:
     assert room(*(TensorSpec(name, name, "float32", 0, 16, 0) for name in SIZES)) == 28
     scalars = [TensorSpec("state/step", "float64", "float32", 0, 16, 0)] * 1000
     assert room(*scalars) == 8000, "more than values take"
-    for invalid in (
-        TensorSpec("x", "str", "float32", 0, 16),
-        TensorSpec("x", "bool", "x", 2, 1),
-    ):
+    for invalid in (TensorSpec("x", "str", "float32", 0, 16), TensorSpec("x", "bool", "x", 2, 1)):
         with pytest.raises(FrameError, match="a tensor of a load makes no sense: TensorSpec"):
             worker.connection.destination(Load(1, 0, (invalid,), (), ()), 16)
 
@@ -495,10 +483,7 @@ def test_a_backup_with_too_little_memory_for_the_model_ends() -> None:
 def test_extra_values_in_memory_that_was_not_lent_are_refused() -> None:
     server = Server()
     link, place = server.link("worker:0", 1), Place(0, 8)
-    for request in (
-        PullExtra(1, (place,)),
-        Push(1, 1, 0, 0, 1.0, extra=(bytes(8), place)),
-    ):
+    for request in (PullExtra(1, (place,)), Push(1, 1, 0, 0, 1.0, extra=(bytes(8), place))):
         with pytest.raises(FrameError, match="was not lent over its connection"):
             server.hear(link, request)
     server.hear(link, LendExtra(4096))

@@ -30,12 +30,7 @@ from trireme.ps.optimizers import spec_of
 from trireme.ps.rule import Rule
 from trireme.ps.server.handler import ShardHandler
 from trireme.ps.server.measures import Measures
-from trireme.ps.server.service import (
-    Recording,
-    ServerConfig,
-    beside,
-    serve,
-)
+from trireme.ps.server.service import Recording, ServerConfig, beside, serve
 from trireme.ps.shard.shard import Shard
 from trireme.ps.snapshot import ModelState
 from trireme.wire.service import Service

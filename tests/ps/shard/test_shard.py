@@ -9,17 +9,7 @@ import msgspec
 import pytest
 import torch
 
-from tests.ps.bench import (
-    PARAMETER,
-    SGD,
-    SYNC,
-    Bench,
-    applied,
-    payload_of,
-    snapshot_of,
-    told,
-    view,
-)
+from tests.ps.bench import PARAMETER, SGD, SYNC, Bench, applied, payload_of, snapshot_of, told, view
 from trireme.ps.layout import Layout
 from trireme.ps.messages import (
     Applied,

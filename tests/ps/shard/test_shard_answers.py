@@ -75,10 +75,7 @@ def test_who_shows_something_else_is_answered_where_it_asked() -> None:
         assert route == "attach 1"
         assert isinstance(refused, Refused) and (refused.code, refused.view) == (code, 1)
     fresh = Bench(loaded=False)
-    unknown, invalid = (
-        OptimizerSpec("Lion", ()),
-        OptimizerSpec("SGD", (GroupSpec({"lr": -1.0}),)),
-    )
+    unknown, invalid = (OptimizerSpec("Lion", ()), OptimizerSpec("SGD", (GroupSpec({"lr": -1.0}),)))
     for optimizer, code in ((unknown, "optimizer"), (invalid, "rejected")):
         ((route, refused),) = told(fresh.attach(0, optimizer=optimizer))
         assert route == "attach 0"

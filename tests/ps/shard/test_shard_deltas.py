@@ -97,11 +97,7 @@ def test_a_rule_without_sense_is_refused() -> None:
     st.data(),
 )
 def test_one_by_one_a_job_ends_at_its_last_step_or_less_than_a_period_later(
-    workers: int,
-    last: int,
-    asked_after: int,
-    begun: list[tuple[int, int]],
-    data: st.DataObject,
+    workers: int, last: int, asked_after: int, begun: list[tuple[int, int]], data: st.DataObject
 ) -> None:
     """Workers push when chance has it; the end is set at the start, or while they train."""
     at_start = not asked_after

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.ps.bench import (
-    Bench,
-    applied,
-    told,
-)
+from tests.ps.bench import Bench, applied, told
 from trireme.ps.leader.decisions import Apply, Decided, Held
 from trireme.ps.messages import Done, Lease, PullReply, PushReply, Refused, Span, Stale, Stopping
 from trireme.ps.rule import Rule

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.ps.bench import (
-    SYNC,
-    Bench,
-    applied,
-    payload_of,
-    sent,
-    snapshot_of,
-    told,
-)
+from tests.ps.bench import SYNC, Bench, applied, payload_of, sent, snapshot_of, told
 from trireme.ps.leader.decisions import Apply, Decided, Held, PushId
 from trireme.ps.messages import (
     Done,
@@ -169,11 +161,7 @@ def test_server_0_waits_until_the_others_hold_the_updates() -> None:
     bench.push(0)
     assert bench.push(1) == []
     out = bench.hear(1, Held(0, (A, B)))
-    assert told(out) == [
-        ("ps:1", close(A, B)),
-        ("push 0.1", applied(1)),
-        ("push 1.1", applied(1)),
-    ]
+    assert told(out) == [("ps:1", close(A, B)), ("push 0.1", applied(1)), ("push 1.1", applied(1))]
 
 
 def test_another_server_does_what_server_0_decides() -> None:
@@ -181,10 +169,7 @@ def test_another_server_does_what_server_0_decides() -> None:
     assert sent(bench.push(0)) == [(0, Held(0, (A,)))]
     assert sent(bench.push(1)) == [(0, Held(0, (A, B)))]
     out = bench.hear(0, close(B))
-    assert told(out) == [
-        ("push 1.1", applied(1)),
-        ("push 0.1", PushReply(Stale(1), 1, 1, False)),
-    ]
+    assert told(out) == [("push 1.1", applied(1)), ("push 0.1", PushReply(Stale(1), 1, 1, False))]
     assert bench.hear(0, close(B)) == []
 
 

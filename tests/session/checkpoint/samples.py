@@ -102,10 +102,7 @@ def write_with_checksums(path: Path, name: str, content: bytes) -> None:
     (path / name).write_bytes(content)
     fields = json.loads((path / "state.json").read_bytes())
     del fields["checksum"]
-    fields["files"][name] = {
-        "size": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
+    fields["files"][name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     body = json.dumps(fields)[:-1] + ",\n"
     (path / "state.json").write_bytes(seal(body.encode()))
 

@@ -22,11 +22,7 @@ from tests.session.checkpoint.disk import (
     power_cut,
     read_only,
 )
-from tests.session.checkpoint.samples import (
-    assert_same,
-    sample,
-    sample_tables,
-)
+from tests.session.checkpoint.samples import assert_same, sample, sample_tables
 from trireme.errors import CheckpointError
 from trireme.session.checkpoint import (
     CheckpointData,
@@ -44,10 +40,7 @@ SHARD_BYTES = 24
 ANEW = replace(sample(2), model=sample(9).model, state={"again": True})
 """Another checkpoint of step 2, which the next writer saves."""
 
-SCENARIOS = {
-    "the next step": sample(3),
-    "the same step by the next writer": ANEW,
-}
+SCENARIOS = {"the next step": sample(3), "the same step by the next writer": ANEW}
 
 SETTING = (sample(1), replace(sample(2), tables=sample_tables({1: 1.0, 2: 2.0}, waiting={5: 1})))
 

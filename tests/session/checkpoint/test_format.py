@@ -22,13 +22,7 @@ from tests.session.checkpoint.samples import (
     write_with_checksums,
 )
 from trireme.errors import CheckpointError
-from trireme.session.checkpoint import (
-    CheckpointData,
-    describe,
-    load,
-    save,
-    verify,
-)
+from trireme.session.checkpoint import CheckpointData, describe, load, save, verify
 
 DTYPES = [
     torch.float64,

@@ -17,14 +17,7 @@ from trireme.errors import CheckpointError, Rejected
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec, ParameterSpec
 from trireme.ps.snapshot import ModelState, disassemble
-from trireme.session.checkpoint import (
-    CheckpointData,
-    latest,
-    list_checkpoints,
-    load,
-    save,
-    verify,
-)
+from trireme.session.checkpoint import CheckpointData, latest, list_checkpoints, load, save, verify
 from trireme.session.checkpoint.restored import converted, job_state
 
 INPUTS = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))

@@ -19,12 +19,7 @@ from trireme.errors import ConfigurationError
 from trireme.host import process_birth
 from trireme.session.checkpoint import list_checkpoints, save
 from trireme.session.checkpoint.place import LocalPlace
-from trireme.session.checkpoint.run_lock import (
-    WRITERS,
-    LocalLock,
-    Writer,
-    writer_here,
-)
+from trireme.session.checkpoint.run_lock import WRITERS, LocalLock, Writer, writer_here
 
 ROOT = Path(__file__).resolve().parents[2]
 

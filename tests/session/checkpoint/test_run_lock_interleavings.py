@@ -181,10 +181,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[str, Play]:
 
     monkeypatch.setattr(LocalLock, "newest", stepped("newest", LocalLock.newest))
     monkeypatch.setattr(run_lock, "os", Disk(rename=stepped("enter", os.rename), fsync=int))
-    moves = {
-        "replace": stepped("take away", os.replace),
-        "rename": stepped("publish", os.rename),
-    }
+    moves = {"replace": stepped("take away", os.replace), "rename": stepped("publish", os.rename)}
     monkeypatch.setattr(place, "os", Disk(**moves))
     for module in (place, run_lock):
         monkeypatch.setattr(module, "sync_directory", lambda path: None)

@@ -11,13 +11,7 @@ import pytest
 from tests.session.checkpoint.samples import assert_same, sample
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.location import Location
-from trireme.session.checkpoint import (
-    CheckpointData,
-    list_checkpoints,
-    load,
-    save,
-    step_of,
-)
+from trireme.session.checkpoint import CheckpointData, list_checkpoints, load, save, step_of
 from trireme.session.checkpoint.place import LocalPlace, Place
 from trireme.session.checkpoint.saver import Saver, Schedule
 from trireme.session.options import Checkpoint

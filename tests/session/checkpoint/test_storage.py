@@ -19,12 +19,7 @@ import trireme
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.monitor.records import UNSAVED, read_starts
-from trireme.session.checkpoint import (
-    CheckpointData,
-    list_checkpoints,
-    load,
-    step_of,
-)
+from trireme.session.checkpoint import CheckpointData, list_checkpoints, load, step_of
 from trireme.session.checkpoint.run_lock import WRITERS, LocalLock, writer_here
 from trireme.session.checkpoint.storage import Storage
 from trireme.session.observers.progress import Progress

@@ -112,9 +112,7 @@ def dropping(session: Session) -> Counts:
 
 
 @pytest.mark.parametrize(
-    "cluster",
-    [Cluster(servers=0), Cluster(workers=3, strategy="sync")],
-    ids=str,
+    "cluster", [Cluster(servers=0), Cluster(workers=3, strategy="sync")], ids=str
 )
 def test_the_last_batch_is_left_out(cluster: Cluster) -> None:
     counts = run_job(cluster, make, dropping).values

@@ -201,12 +201,7 @@ def test_a_loop_trains_what_it_adds_as_plain_pytorch_does(name: str, way: str) -
 
 @pytest.mark.slow(one_in=2)
 @pytest.mark.thorough(
-    but=(
-        "alone-add_param_group",
-        "allreduce-unfreeze",
-        "async-add_param_group",
-        "sync-unfreeze",
-    )
+    but=("alone-add_param_group", "allreduce-unfreeze", "async-add_param_group", "sync-unfreeze")
 )
 @pytest.mark.parametrize("way", ["unfreeze", "add_param_group"])
 @pytest.mark.parametrize("name", GROWING)

@@ -61,8 +61,7 @@ def plain_gradients() -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("keeps_views", [True, False])
 @pytest.mark.parametrize(
-    ("kind", "loss"),
-    [(nn.Sequential, LOSS), (nn.Sequential, marked_loss), (Checkpointed, LOSS)],
+    ("kind", "loss"), [(nn.Sequential, LOSS), (nn.Sequential, marked_loss), (Checkpointed, LOSS)]
 )
 def test_the_gradient_is_torchs_to_the_bit(kind: Any, loss: Loss, keeps_views: bool) -> None:
     model = make_model(kind)

@@ -28,14 +28,7 @@ def test_what_each_process_holds_and_sends(
 ) -> None:
     config = JobConfig().replaced("a test", strategy=strategy, mesh=mesh, workers=2, ps=servers)
     group = GroupMember(size=processes)
-    task = TaskConfig(
-        job="j",
-        workers=2,
-        servers=servers,
-        group=group,
-        config=config,
-        dry_run=True,
-    )
+    task = TaskConfig(job="j", workers=2, servers=servers, group=group, config=config, dry_run=True)
     if processes == 1 and not servers:
         task = TaskConfig(job="j", config=JobConfig(), dry_run=True)
     settings = Settings(task, Options())

@@ -38,10 +38,7 @@ def worker_of(task: TaskConfig, run_dir: Path) -> Any:
             is_chief=False, servers=None, state="training", report=lambda status: None
         ),
         backend=SimpleNamespace(
-            group=None,
-            bytes_sent=0,
-            bytes_received=0,
-            mean=lambda values, counts: dict(values),
+            group=None, bytes_sent=0, bytes_received=0, mean=lambda values, counts: dict(values)
         ),
         update_times=UpdateTimes(),
         buffers=SimpleNamespace(publish=lambda: None),

@@ -20,11 +20,7 @@ OUTPUT = "output"
 
 
 def cost_graph(
-    captured: Capture,
-    measurement: Measurement,
-    *,
-    state_factor: float,
-    update_seconds: float = 0.0,
+    captured: Capture, measurement: Measurement, *, state_factor: float, update_seconds: float = 0.0
 ) -> CostGraph:
     """Returns the operations of a captured model with their costs, in the order of its graph.
 

@@ -29,10 +29,7 @@ class Prediction:
 
 
 def predict(
-    graph: CostGraph,
-    hardware: Hardware,
-    placement: Devices,
-    micro_batches: int = 1,
+    graph: CostGraph, hardware: Hardware, placement: Devices, micro_batches: int = 1
 ) -> Prediction:
     """Predicts the duration of a step, and what its devices do in it.
 

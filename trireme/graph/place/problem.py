@@ -65,10 +65,7 @@ class Problem:
 
 
 def problem_of(
-    graph: CostGraph,
-    hardware: Hardware,
-    constraints: Constraints,
-    micro_batches: int,
+    graph: CostGraph, hardware: Hardware, constraints: Constraints, micro_batches: int
 ) -> Problem:
     """Returns the problem of placing each operation of a graph, if the constraints allow one."""
     places, count, devices = graph.positions, len(graph.operations), len(hardware.devices)

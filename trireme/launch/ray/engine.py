@@ -65,10 +65,7 @@ LAUNCHER = "the launcher"  # the name for what this host is, beside those of the
 def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
     """Runs a job to its end and returns its exit status, as `run_local` does."""
     config = job.task.config
-    with (
-        TaskOutputs(directory.log, console) as outputs,
-        join_cluster(job) as reserved,
-    ):
+    with TaskOutputs(directory.log, console) as outputs, join_cluster(job) as reserved:
         agents = reserved.start_agents([task.name for task in tasks_of_job(job.task)])
         facts = inspect_nodes(reserved, agents, config.timeouts.join_timeout, console.say)
         if job.task.servers:  # the coordinator is here

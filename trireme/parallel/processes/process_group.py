@@ -321,12 +321,7 @@ def _rendezvous(config: ProcessGroupConfig) -> Store:
         _wait_for_all(store, config)
         if config.device.type == "cuda":
             _refuse_shared_gpus(store, config)
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=config.rank,
-            world_size=config.mesh.size,
-        )
+        dist.init_process_group(backend, store=store, rank=config.rank, world_size=config.mesh.size)
     except (dist.DistError, RuntimeError) as error:
         raise ConnectTimeout(
             f"rank {config.rank} of {config.mesh.size} could not join the others at "

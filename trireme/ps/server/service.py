@@ -24,12 +24,7 @@ from trireme.cluster.messages import Dismissed, JobOver, StatusValue
 from trireme.cluster.progress import LOCATION
 from trireme.cluster.state import Policy
 from trireme.cluster.view import View
-from trireme.errors import (
-    CorruptedValues,
-    JobFailed,
-    TriremeError,
-    WireError,
-)
+from trireme.errors import CorruptedValues, JobFailed, TriremeError, WireError
 from trireme.job_config import JobConfig
 from trireme.plugins import Plugins
 from trireme.ps.server.handler import ShardHandler
@@ -110,9 +105,7 @@ class _Server:
         self._record = record
         identity = Identity(server.job, f"ps:{server.index}")
         self._handler = ShardHandler(
-            server.index,
-            measures=measures,
-            patience=server.policy.heartbeat_timeout,
+            server.index, measures=measures, patience=server.policy.heartbeat_timeout
         )
         self._handler.on_report = self._report
         self._handler.config = server.config

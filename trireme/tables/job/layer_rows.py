@@ -18,14 +18,7 @@ from trireme.tables.embedding import TableModule
 from trireme.tables.job.requests import RowKeys, RowRequest, Rows, RowUpdates
 from trireme.tables.job.table_extension import TableExtension
 from trireme.tables.keys import Keys, sum_rows, unique
-from trireme.tables.table_spec import (
-    SGD,
-    Adagrad,
-    Normal,
-    Optimizer,
-    SparseAdam,
-    TableSpec,
-)
+from trireme.tables.table_spec import SGD, Adagrad, Normal, Optimizer, SparseAdam, TableSpec
 
 
 class LayerRows(TableExtension):

@@ -8,13 +8,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from trireme.errors import (
-    ConnectionBroken,
-    ConnectionClosed,
-    NetworkLost,
-    PeerClosed,
-    WireError,
-)
+from trireme.errors import ConnectionBroken, ConnectionClosed, NetworkLost, PeerClosed, WireError
 from trireme.wire.transport import Listener, Stream
 
 if TYPE_CHECKING:
