@@ -475,3 +475,16 @@ def frozen(state: State) -> tuple[object, ...]:
 
 TestMembership = Membership.TestCase
 TestMembership.settings = settings(stateful_step_count=40, deadline=None)
+
+
+def test_the_end_of_a_job_gives_its_last_copies_no_less_time() -> None:
+    job = Membership()
+    job.begin(1, 3, 2, 0.0, 0.0, False, False, True)
+    job.wait(6.0, 23)
+    job.start_the_coordinator_anew(0.0, 31)
+    job.start_the_coordinator_anew(1000.0, 21)
+    job.wait(12.0, 8)
+    assert job.job.state.over is not None
+    assert job.job.state.tasks["ps:2"].state == "live"
+    job.scale(None, 1)
+    job.stand_still(1.5)

@@ -69,10 +69,9 @@ def lacks_copies(state: State) -> bool:
 
 def _has_last_copy(state: State, task: Task) -> bool:
     """Returns whether a server is the last one that holds a shard of which there were several."""
-    if task.role != "ps" or state.policy.replicas == 1 or lacks_copies(state):
-        return False
-    others = replace(state, tasks={n: t for n, t in state.tasks.items() if n != task.name})
-    return task.active and lacks_copies(others)
+    shards = state.view.shards if state.view is not None and state.policy.replicas > 1 else ()
+    held = [state.holders.intersection(shard.copies) for shard in shards]
+    return task.role == "ps" and {task.index} in held
 
 
 def _inform_newcomers(builder: DecisionBuilder, *, renewed: bool) -> None:
