@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn.modules import activation
 from torch.nn.modules.conv import _ConvNd
 
-from trireme.dashboards.distribution import distribution_of
 from trireme.dashboards.forward_tracer import Graph
 from trireme.dashboards.images import as_images, filters
 from trireme.tensors import tensors_in, to_local
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _EXAMPLES = 16  # that are shown
+_BINS = 64  # of a histogram, equally wide, as TensorBoard draws them
 
 
 @dataclass
@@ -71,13 +71,24 @@ class Capture:
     # -- in the writing thread ------------------------------------------------------------------
 
     def write_values(self, writer: SummaryWriter, step: int) -> None:
-        """Writes the distributions, and their moments as scalars."""
-        from trireme.dashboards import events
-
+        """Writes histograms of the finite values, and their moments as scalars: `TAG/mean`."""
         for tag, value in self.values.items():
-            found = distribution_of(value)
-            if found is not None:
-                events.add_distribution(writer, tag, found, step, self.walltime)
+            every = value.flatten().to(torch.promote_types(value.dtype, torch.float32))
+            finite = every[every.isfinite()]
+            if not (count := len(finite)):
+                continue
+            deviation, mean = (float(each) for each in torch.std_mean(finite, correction=0))
+            low, high = (float(each) for each in finite.aminmax())
+            limits = torch.linspace(low, high, _BINS + 1, dtype=torch.float64)[1:].tolist()
+            counts = torch.histc(finite, _BINS, low, high).tolist() if low < high else [count]
+            squares = (deviation**2 + mean**2) * count
+            numbers = (low, high, count, mean * count, squares, limits[: len(counts)], counts)
+            writer.add_histogram_raw(tag, *numbers, step, self.walltime)
+            moments = {"mean": mean, "std": deviation, "min": low, "max": high}
+            if count < len(every):
+                moments["not_finite"] = float(len(every) - count)
+            for moment, number in moments.items():
+                writer.add_scalar(f"{tag}/{moment}", number, step, walltime=self.walltime)
 
     def write_images(self, writer: SummaryWriter, step: int) -> None:
         """Writes inputs and first-layer filters."""

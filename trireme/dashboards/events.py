@@ -26,7 +26,6 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.writer import FileWriter
 
-from trireme.dashboards.distribution import Distribution
 from trireme.dashboards.forward_tracer import Graph, Node
 
 _PRODUCER = 22  # the version of the graph's format, as TensorBoard understands it
@@ -48,31 +47,6 @@ def add_graph(
     definition = GraphDef(node=nodes, versions=versions)
     untyped: Any = writer
     untyped._get_file_writer().add_event(Event(graph_def=definition.SerializeToString()))
-
-
-def add_distribution(
-    writer: SummaryWriter, name: str, found: Distribution, step: int, walltime: float
-) -> None:
-    """Writes a histogram as `name`, and its moments as scalars below: `name/mean` and so on."""
-    bins = len(found.counts)
-    width = (found.high - found.low) / bins
-    writer.add_histogram_raw(
-        name,
-        min=found.low,
-        max=found.high,
-        num=found.total,
-        sum=found.mean * found.total,
-        sum_squares=(found.deviation**2 + found.mean**2) * found.total,
-        bucket_limits=[*(found.low + width * place for place in range(1, bins)), found.high],
-        bucket_counts=list(found.counts),
-        global_step=step,
-        walltime=walltime,
-    )
-    moments = {"mean": found.mean, "std": found.deviation, "min": found.low, "max": found.high}
-    if found.infinite:
-        moments["not_finite"] = float(found.infinite)
-    for moment, value in moments.items():
-        writer.add_scalar(f"{name}/{moment}", value, step, walltime=walltime)
 
 
 def _placed(node: Node, devices: Mapping[str, str]) -> Node:
