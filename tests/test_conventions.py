@@ -121,7 +121,7 @@ def test_the_file_that_pickles_opens_nothing_and_is_used_by_those_who_start_task
     taken = "from trireme.jobs.function import"
     users = [name(path) for path in FILES if taken in path.read_text(encoding="utf-8")]
     jobs = ["trireme/jobs/job.py", "trireme/jobs/run.py"]
-    assert set(users) - {"trireme/verification/call.py"} == set(jobs)
+    assert set(users) - {"trireme/verification/command.py"} == set(jobs)
 
 
 def test_only_launch_and_command_line_read_the_environment() -> None:

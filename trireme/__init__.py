@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from trireme.tables.embedding import EmbeddingBag as EmbeddingBag
     from trireme.tracking.early_stopping import EarlyStopping as EarlyStopping
     from trireme.tracking.profile import Profile as Profile
-    from trireme.verification.call import verify as verify
+    from trireme.verification.command import verify as verify
 
 _HOME = {
     "trireme.graph.capture.scopes": ("device",),
@@ -62,7 +62,7 @@ _HOME = {
     "trireme.tracking.early_stopping": ("EarlyStopping",),
     "trireme.tracking.profile": ("Profile",),
     "trireme.dashboards.summaries": ("Summaries",),
-    "trireme.verification.call": ("verify",),
+    "trireme.verification.command": ("verify",),
     "trireme.session.options": ("Checkpoint",),
     "trireme.session.loss": ("model_loss",),
     "trireme.session.result": ("StepResult", "accuracy"),

@@ -1,39 +1,45 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from trireme.verification.compare import compare
 from trireme.verification.record import Record, joined
-from trireme.verification.sketch import sketch
+from trireme.verification.sketch import number, sketch
 
 EPS = 2.0**-23
 
 
-def step(number: int, **changed: object) -> Record:
+def step(place: int, **changed: Any) -> Record:
     """A step of two workers whose numbers are all known; values and buffers are movements."""
-    generator = torch.Generator().manual_seed(number)
+    generator = torch.Generator().manual_seed(place)
     gradient = torch.randn(100, generator=generator)
-    tensors = {
+    tensors: dict[str, Any] = {
         "gradient/w": gradient,
         "pushed/w": gradient,
         "buffers/mean": torch.ones(5),
-        "values/w": -0.1 * number * gradient,
+        "values/w": -0.1 * place * gradient,
         "state/w/momentum": gradient,
-        **{name: each for name, each in changed.items() if isinstance(each, torch.Tensor)},
+        "examples/contents": torch.tensor([0.5, 1.5, -0.5]),
+        "loss/the loss": 0.5,
+        "settings/lr": 0.1,
+        **{name: each for name, each in changed.items() if "/" in name},
     }
     given = {
-        "positions": [16 * number + each for each in range(16)],
-        "calls": [("[(4,)]", [0.5, 1.5, -0.5])],
-        "losses": [0.5],
-        "settings": {"lr": 0.1},
+        "positions": [16 * place + each for each in range(16)],
+        "shapes": ["[(4,)]"],
         "eps": EPS,
-        **{name: each for name, each in changed.items() if not isinstance(each, torch.Tensor)},
+        **{name: each for name, each in changed.items() if "/" not in name},
     }
-    sketches = {name: sketch(each) for name, each in tensors.items()}
-    return Record(step=number, weight=16, tensors=sketches, **given)  # type: ignore[arg-type]
+    sketches = {
+        name: sketch(each) if isinstance(each, torch.Tensor) else number(each)
+        for name, each in tensors.items()
+        if each is not None
+    }
+    return Record(step=place, weight=16, sketches=sketches, **given)  # type: ignore[arg-type]
 
 
 def begun(*steps: Record) -> dict[int, Record]:
@@ -51,13 +57,13 @@ def test_equal_steps_have_no_difference() -> None:
     ("changed", "stage", "name"),
     [
         ({"positions": [1, 2]}, "examples", "positions"),
-        ({"calls": [("[(4,)]", [0.5, 1.5, -0.6])]}, "examples", "contents"),
-        ({"losses": [0.5001]}, "loss", "the loss"),
-        ({"losses": [math.nan]}, "loss", "the loss"),
+        ({"examples/contents": torch.tensor([0.5, 1.5, -0.6])}, "examples", "contents"),
+        ({"loss/the loss": 0.5001}, "loss", "the loss"),
+        ({"loss/the loss": math.nan}, "loss", "the loss"),
         ({"gradient/w": torch.ones(100)}, "gradient", "w"),
-        ({"settings": {"lr": 0.2}}, "settings", "lr"),
-        ({"settings": {"lr": 0.1, "lr of group 1": 0.1}}, "settings", "lr of group 1"),
-        ({"settings": {}}, "settings", "lr"),
+        ({"settings/lr": 0.2}, "settings", "lr"),
+        ({"settings/lr of group 1": 0.1}, "settings", "lr of group 1"),
+        ({"settings/lr": None}, "settings", "lr"),
         ({"values/w": torch.full((100,), 1.5)}, "values", "w"),
         ({"buffers/mean": torch.full((5,), 1.01)}, "buffers", "mean"),
         ({"state/w/momentum": torch.ones(100)}, "state", "w/momentum"),
@@ -69,7 +75,6 @@ def test_what_differs_is_found_at_its_step(
     found = compare(begun(step(1), step(2, **changed)), begun(step(1), step(2)))
     assert found.first is not None
     assert (found.first.step, found.first.stage, found.first.name) == (2, stage, name)
-    assert {each.stage for each in found.found} == {stage}
 
 
 def test_another_number_of_steps_is_a_difference() -> None:
@@ -82,13 +87,13 @@ def test_another_number_of_steps_is_a_difference() -> None:
 def test_numbers_that_are_not_finite_in_both_runs_are_the_same() -> None:
     broken = torch.tensor([1.0, math.nan, math.inf])
     one = {
-        "losses": [math.nan],
+        "loss/the loss": math.nan,
         "gradient/w": broken,
         "values/w": broken,
-        "settings": {"m": math.inf},
+        "settings/m": math.inf,
     }
     assert compare(begun(step(1, **one)), begun(step(1, **one))).first is None
-    assert compare(begun(step(1)), begun(step(1, losses=[math.nan]))).first is not None
+    assert compare(begun(step(1)), begun(step(1, **{"loss/the loss": math.nan}))).first is not None
 
 
 @pytest.mark.parametrize(("eps", "scale", "differs"), [(2**-7, 1.01, False), (2**-7, 1.5, True)])
@@ -102,18 +107,20 @@ def test_what_is_computed_in_bfloat16_may_differ_more_but_not_by_half(
 
 
 def test_what_is_computed_first_is_named_first() -> None:
-    every = {"losses": [0.7], "settings": {"lr": 0.2}, "values/w": torch.zeros(100)}
-    found = compare(begun(step(1, **every)), begun(step(1)))
-    assert [each.stage for each in found.found] == ["loss", "settings", "values"]
+    every = {"values/w": torch.zeros(100), "settings/lr": 0.2, "loss/the loss": 0.7}
+    for stage in ("loss", "settings", "values"):
+        found = compare(begun(step(1, **every)), begun(step(1))).first
+        assert found is not None and found.stage == stage
+        every.popitem()
 
 
 def test_examples_that_another_model_has_made_may_differ_in_the_last_place() -> None:
-    other = step(1, calls=[("[(4,)]", [0.5 + 1e-7, 1.5, -0.5])])
+    other = step(1, **{"examples/contents": torch.tensor([0.5 + 1e-7, 1.5, -0.5])})
     assert compare(begun(other), begun(step(1))).first is None
 
 
 def test_contents_of_padded_examples_are_not_compared() -> None:
-    other = step(1, calls=[("[(5,)]", [7.0, 8.0, 9.0])])
+    other = step(1, shapes=["[(5,)]"], **{"examples/contents": torch.tensor([7.0, 8.0, 9.0])})
     assert compare(begun(other), begun(step(1))).first is None
 
 
@@ -142,7 +149,7 @@ def test_what_rounding_grows_to_is_allowed() -> None:
 
 
 def test_the_tolerance_can_be_set() -> None:
-    job = begun(step(1, losses=[0.51]))
+    job = begun(step(1, **{"loss/the loss": 0.51}))
     assert compare(job, begun(step(1))).first is not None
     assert compare(job, begun(step(1)), tolerance=0.05).first is None
 
@@ -151,27 +158,36 @@ def test_workers_are_joined_by_their_examples() -> None:
     a, b = torch.randn(10), torch.randn(10)
     records = [
         Record(
-            task="worker:1", step=1, weight=3, positions=[1, 2, 3], losses=[2.0],
-            calls=[("s", [0.1, 0.2, 0.3])], tensors={"gradient/w": sketch(b)},
+            task="worker:1", step=1, weight=3, positions=[1, 2, 3], shapes=["s"], sketches={
+                "gradient/w": sketch(b), "examples/contents": sketch(b), "loss/the loss": number(2),
+            },
         ),
         Record(
-            task="worker:0", step=1, weight=1, positions=[0], losses=[1.0], calls=[("s", [0.0])],
-            tensors={"gradient/w": sketch(a), "gradient/k": sketch(a), "values/w": sketch(a)},
+            task="worker:0", step=1, weight=1, positions=[0], shapes=["s"], sketches={
+                "gradient/w": sketch(a), "gradient/k": sketch(a), "values/w": sketch(a),
+                "examples/contents": sketch(a), "loss/the loss": number(1),
+            },
         ),
     ]  # fmt: skip
-    begin = Record(tensors={"values/w": sketch(b)})
+    begin = Record(sketches={"values/w": sketch(b)})
     made = joined({0: [begin], 1: records})[1]
     assert made.positions == [0, 1, 2, 3]
     assert joined({1: [records[0], records[0]]})[1].positions == [1, 2, 3]  # parts of one model
-    assert made.calls == [("s", [0.0, 0.1, 0.2, 0.3])]
-    assert made.losses == [1.75]
+    assert made.shapes == ["s"]
+    assert made.sketches["loss/the loss"].size == 1.75
     assert [each.task for each in made.workers] == ["worker:0", "worker:1"]
-    mean = sketch(a.double() / 4 + 3 * b.double() / 4)
-    assert made.tensors["gradient/w"].marks == pytest.approx(mean.marks)
-    assert made.tensors["gradient/k"].marks == pytest.approx(sketch(a.double() / 4).marks)
-    assert made.tensors["values/w"].marks == pytest.approx(sketch(a.double() - b.double()).marks)
+    for key, expected in {
+        "examples/contents": a.double() + b.double(),
+        "gradient/w": a.double() / 4 + 3 * b.double() / 4,
+        "gradient/k": a.double() / 4,
+        "values/w": a.double() - b.double(),
+    }.items():
+        assert made.sketches[key].marks == pytest.approx(sketch(expected).marks)
 
 
-def test_calls_of_other_shapes_are_not_joined() -> None:
-    records = [Record(weight=1, calls=[(shape, [1.0])]) for shape in ("s", "t")]
-    assert joined({1: records})[1].calls == []
+def test_calls_of_other_shapes_and_other_numbers_of_losses_are_not_joined() -> None:
+    records = [
+        Record(weight=1, shapes=[each], sketches={f"loss/{each}": number(1)}) for each in ("s", "t")
+    ]
+    made = joined({1: records})[1]
+    assert made.shapes == [] and made.stage("loss") == {}

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import dropout, dropout2d, scaled_dot_product_attention
 
-from trireme.verification.draws import OFF, states, turn_dropout_off
+from trireme.verification.alike import OFF, turn_dropout_off
+from trireme.verification.recorder import states
 
 
 @pytest.fixture

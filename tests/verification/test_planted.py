@@ -263,7 +263,7 @@ PLANTS = [
 def test_a_planted_mistake_is_found_with_its_reason(plant: Plant, tmp_path: Path) -> None:
     found = verified(plant, tmp_path)
     assert found["outcome"] == "differs", found
-    first = found["comparison"]["found"][0]
+    first = found["comparison"]["first"]
     assert (first["step"], first["stage"]) == (plant.step, plant.stage), found["reason"]
     assert first["name"] in plant.tensors.split() or first["name"] == plant.tensors
     assert plant.reason in found["reason"]

@@ -38,7 +38,7 @@ def test_the_mistake_is_found_with_its_reason(program: str, tmp_path: Path) -> N
     options, stage, reason = MISTAKES[program]
     found = verified(tmp_path, *options, program)
     assert found["outcome"] == "differs", found
-    assert found["comparison"]["found"][0]["stage"] == stage
+    assert found["comparison"]["first"]["stage"] == stage
     assert reason in found["reason"]
 
 

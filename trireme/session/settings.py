@@ -37,6 +37,7 @@ class Settings:
         directory = None if task.draw else task.config.output.run_dir or run_dir
         if (trial := task.trial) is not None:
             max_steps = min(trial.most_steps, max_steps or trial.most_steps)
+            directory = f"{directory}/{task.index}" if trial.replicas else directory
         if directory is None:
             return cls(task, options, None, max_steps)
         where = location(directory)
@@ -51,9 +52,8 @@ class Settings:
     def strategy(self) -> Strategy:
         """The strategy of the launch, else of the program, else the cluster's default."""
         task = self.task
-        return choose(
-            task.config, self.options.strategy, workers=task.workers, servers=task.servers
-        )
+        workers = 1 if task.trial is not None and task.trial.replicas else task.workers
+        return choose(task.config, self.options.strategy, workers=workers, servers=task.servers)
 
     @cached_property
     def mesh(self) -> Mesh:

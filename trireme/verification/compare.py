@@ -7,7 +7,7 @@ small differences grow: a third run begins with values that are off by one in th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trireme.verification.record import Record
@@ -20,17 +20,16 @@ _GROWN = 10.0  # times the distance that values off by one in the last place hav
 _OF_ALL = 0.01  # of the norm of all gradients, for one that is nothing but rounding
 _STATE = 10.0  # times what a gradient may differ by: squares, and means of several steps
 _SETTINGS = 1e-6
-_CONTENTS = 1e-3  # of an example, which may be the result of another model
+_CONTENTS = 1e-4  # of examples, which may be the result of another model
 _NONE = number(math.nan)
-_Allowances = dict[str, Callable[[Sketch], float]]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A quantity of a step that is compared."""
+    """A quantity of a step that differs."""
 
     step: int
-    stage: str  # `examples`, `steps`, or a kind of what a `Record` has
+    stage: str  # `steps`, or one of what a `Record` has
     name: str  # of the tensor, or of the setting
     job: float  # the number, or the norm of the tensor, or of its movement
     reference: float
@@ -43,13 +42,9 @@ class Comparison:
     """What came of comparing two runs."""
 
     steps: tuple[int, ...]  # that both have
-    found: tuple[Difference, ...]  # those of the first step that has one, as they are computed
+    first: Difference | None  # in the order of the computation
     curve: Mapping[int, float]  # how far the values are apart, relative to how far they have moved
     tolerance: float  # of gradients at the first step, relative
-
-    @property
-    def first(self) -> Difference | None:
-        return self.found[0] if self.found else None
 
 
 def compare(
@@ -72,20 +67,17 @@ def compare(
     if tolerance is None:
         begun = [run[step] for step in steps[:1] for run in (job, reference)]
         tolerance = max(map(_tolerance, begun), default=0.0)
-    found: list[Difference] = []
+    first: Difference | None = None
     curve: dict[int, float] = {}
     for count, step in enumerate(steps, 1):
-        curve[step] = _far(job[step].kind("values"), reference[step].kind("values"))
-        if not found:
-            third = (grown or {}).get(step, Record())
-            allowed = _allowances(reference[step], tolerance * math.sqrt(count), count)
-            every = _compared(job[step], reference[step], third, allowed)
-            found = [each for each in every if not each.distance <= each.allowed]
+        curve[step] = _far(job[step].stage("values"), reference[step].stage("values"))
+        third = (grown or {}).get(step, Record())
+        first = first or _first(job[step], reference[step], third, tolerance, math.sqrt(count))
     one, other = (max(run, default=0) for run in (job, reference))
-    if not found and one != other:
+    if first is None and one != other:
         last = min(one, other) + 1
-        found = [Difference(last, "steps", "", float(one), float(other), abs(one - other), 0.0)]
-    return Comparison(tuple(steps), tuple(found), curve, tolerance)
+        first = Difference(last, "steps", "", float(one), float(other), abs(one - other), 0.0)
+    return Comparison(tuple(steps), first, curve, tolerance)
 
 
 def _tolerance(step: Record) -> float:
@@ -99,47 +91,37 @@ def _far(mine: Mapping[str, Sketch], others: Mapping[str, Sketch]) -> float:
     return apart / max(math.hypot(*(each.norm for each in others.values())), 1e-300)
 
 
-def _allowances(reference: Record, tolerance: float, count: int) -> _Allowances:
-    """Returns how far each kind may be apart after some steps, in the order of the computation."""
-    of_all = _OF_ALL * math.hypot(*(each.norm for each in reference.kind("gradient").values()))
+def _first(
+    job: Record, reference: Record, grown: Record, tolerance: float, growth: float
+) -> Difference | None:
+    """Returns the first difference of a step, in the order of the computation.
 
-    def moved(one: Sketch) -> float:
-        return tolerance * one.norm + one.last * math.sqrt(count)
-
-    return {
-        "loss": lambda one: tolerance * max(one.norm, 1e-3),
-        "gradient": lambda one: tolerance * (one.norm + of_all),
-        "settings": lambda one: max(_SETTINGS * one.norm, 1e-18),
-        "values": moved,
-        "buffers": moved,
-        "state": lambda one: _STATE * tolerance * one.norm,
+    The tolerance is that of the first step, and errors have grown since.
+    """
+    if job.positions != reference.positions:
+        counts = len(job.positions), len(reference.positions)
+        return Difference(job.step, "examples", "positions", *counts, math.inf, 0.0)
+    tolerance *= growth
+    every = math.hypot(*(each.norm for each in reference.stage("gradient").values()))
+    allowed = {  # by stage: of the norm, and besides
+        "examples": (max(_CONTENTS, tolerance), 0.0),
+        "loss": (tolerance, 1e-3 * tolerance),
+        "gradient": (tolerance, _OF_ALL * tolerance * every),
+        "settings": (_SETTINGS, 1e-18),
+        "values": (tolerance, 0.0),
+        "buffers": (tolerance, 0.0),
+        "state": (_STATE * tolerance, 0.0),
     }
-
-
-def _compared(
-    job: Record, reference: Record, grown: Record, allowances: _Allowances
-) -> Iterator[Difference]:
-    """Yields all that is compared of a step, in the order of the computation."""
-    for name, apart, count in _examples(job, reference):
-        yield Difference(job.step, "examples", name, count, count, apart, 0.0)
-    for stage, allow in allowances.items():
-        mine, others, thirds = (run.kind(stage) for run in (job, reference, grown))
+    for stage, (relative, besides) in allowed.items():
+        mine, others, thirds = (run.stage(stage) for run in (job, reference, grown))
+        if stage == "examples" and (job.shapes != reference.shapes or not job.shapes):
+            continue
         for name in mine | others:
             if stage != "settings" and not (name in mine and name in others):
                 continue  # a tensor of another part of the model, or another number of losses
             one, other = mine.get(name, _NONE), others.get(name, _NONE)
-            allowed = allow(other) + _GROWN * distance(thirds.get(name, other), other)
-            apart = distance(one, other)
-            yield Difference(job.step, stage, name, one.size, other.size, apart, allowed)
-
-
-def _examples(job: Record, reference: Record) -> Iterator[tuple[str, float, float]]:
-    """Yields what is compared of the examples: how many are others, of how many."""
-    yield "positions", float(job.positions != reference.positions), job.weight
-    if [shape for shape, _ in job.calls] != [shape for shape, _ in reference.calls]:
-        return
-    for (_, mine), (_, others) in zip(job.calls, reference.calls, strict=True):
-        near = _CONTENTS * max(map(abs, others), default=0.0)
-        if len(mine) == len(others):
-            apart = sum(not abs(a - b) <= near for a, b in zip(mine, others, strict=True))
-            yield "contents", float(apart), len(mine)
+            most = relative * other.norm + besides + growth * other.last
+            most += _GROWN * distance(thirds.get(name, other), other)
+            if not (apart := distance(one, other)) <= most:
+                return Difference(job.step, stage, name, one.size, other.size, apart, most)
+    return None

@@ -2,100 +2,102 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from trireme.verification.compare import Comparison, Difference
+from trireme.verification.compare import Difference
 from trireme.verification.record import Record
 from trireme.verification.sketch import distance
 
 _EQUAL = 0.02  # how far weights may be off, and still explain a gradient
 _SUMS_TO_ONE = 0.05
 _APART = 1e-4  # of the norm of gradients that are not the same
+_Look = Callable[[Record, Record], str]  # finds a reason in the job and the reference, and where
 
 
-@dataclass(frozen=True)
-class Case:
-    """What is known of a difference."""
+def reason(
+    first: Difference, job: Record, reference: Record, repeated: Difference | None = None
+) -> str:
+    """Returns why a job differs, in words of the program; what to look at where it is unknown.
 
-    first: Difference
-    job: Record  # the step in both runs
-    reference: Record
-    repeated: Comparison | None = None  # the reference against its own repetition
-
-
-def reason(case: Case) -> str:
-    """Returns why the job differs, in words of the program; what to look at where it is unknown."""
-    if case.repeated is not None and (again := case.repeated.first) is not None:
+    Args:
+        first: the difference.
+        job: the step in the job.
+        reference: the step in one process.
+        repeated: the difference of that process from its own repetition.
+    """
+    if repeated is not None:
         return (
-            f"the program differs from its own repetition in one process, from step {again.step} "
-            f"on ({again.stage}): it draws numbers without a seed, or its kernels are not "
-            "deterministic"
+            "the program differs from its own repetition in one process, from step "
+            f"{repeated.step} on ({repeated.stage}): it draws numbers without a seed, or its "
+            "kernels are not deterministic"
         )
-    looks = ((t, look(case)) for s, look, t in _REASONS if case.first.stage in s.split())
-    text, found = next(((t, each) for t, each in looks if each), (_ELSE[case.first.stage], ""))
-    return text.format(case.first, found, line=f" at {case.job.line}" if case.job.line else "")
+    looks = ((_TEXTS[look], look(job, reference)) for look in _REASONS.get(first.stage, ()))
+    text, found = next(((t, each) for t, each in looks if each), (_ELSE[first.stage], ""))
+    return text.format(first, found, line=f" at {job.line}" if job.line else "")
 
 
-def reason_of_resume(case: Case, stop_at: int) -> str:
+def reason_of_resume(first: Difference, stop_at: int) -> str:
     """Returns why a job that was resumed differs from one that was not stopped."""
-    stage = case.first.stage
-    if case.first.step > stop_at:
-        return _RESUMED.get(stage, f"a state, such as the optimizer's, is not restored: {stage}")
+    if first.step > stop_at:
+        other = f"a state, such as the optimizer's, is not restored: {first.stage}"
+        return _RESUMED.get(first.stage, other)
     return "it differs before the stop: seed what the program draws, and say deterministic=True"
 
 
-def _other_positions(case: Case) -> str:
-    both = [each.positions for each in (case.job, case.reference)]
+def _positions(job: Record, reference: Record) -> str:
+    both = [each.positions for each in (job, reference)]
     mine, other = (f"{min(each)} to {max(each)}" if each else "none" for each in both)
-    return f"{mine} and one process {other}" if case.first.name == "positions" else ""
+    return f"{mine} and one process {other}" if both[0] != both[1] else ""
 
 
-def _draws_in(place: str) -> Callable[[Case], str]:
-    return lambda case: (
-        place * any(place in each.drew for each in (*case.job.workers, *case.reference.workers))
-    )
+def _model_draws(job: Record, reference: Record) -> str:
+    return "yes" * any("model" in each.drew for each in (*job.workers, *reference.workers))
 
 
-def _layer_of_batch(case: Case) -> str:
-    layers = (each.layers.items() for each in case.job.workers[1:])
-    return next((f"{kind} {name or 'of the model'}" for e in layers for name, kind in e), "")
+def _loop_draws(job: Record, reference: Record) -> str:
+    return "yes" * any("loop" in each.drew for each in (*job.workers, *reference.workers))
 
 
-def _unreached(case: Case) -> str:
-    workers = case.job.workers
-    for name in [name for each in workers for name in each.unreached]:
-        lacking = [each.task for each in workers if name in each.unreached]
-        if len(lacking) < len(workers):
+def _layers(job: Record, reference: Record) -> str:
+    return next((layer for each in job.workers[1:] for layer in each.layers), "")
+
+
+def _hooks(job: Record, reference: Record) -> str:
+    return min({*reference.hooks} - {*job.hooks}, default="")
+
+
+def _unreached(job: Record, reference: Record) -> str:
+    for name in [name for each in job.workers for name in each.unreached]:
+        lacking = [each.task for each in job.workers if name in each.unreached]
+        if len(lacking) < len(job.workers):
             return f"{name} has no gradient on {', '.join(lacking)}"
     return ""
 
 
-def _changed_gradient(case: Case) -> str:
+def _changed_gradient(job: Record, reference: Record) -> str:
     """Returns a parameter whose gradients are computed alike, and do not arrive alike."""
-    runs = (case.job, case.reference)
-    for name in case.job.kind("pushed"):
-        pairs = [[e.tensors.get(f"{k}/{name}") for e in runs] for k in ("gradient", "pushed")]
-        near = [
-            distance(one, other) <= _APART * max(one.norm, other.norm)
-            for one, other in pairs
-            if one is not None and other is not None
-        ]
-        if near == [True, False]:
-            return name
-    return ""
+
+    def far(key: str) -> float:
+        one, other = job.sketches.get(key), reference.sketches.get(key)
+        if one is None or other is None:
+            return math.nan
+        return distance(one, other) - _APART * max(one.norm, other.norm)
+
+    names = job.stage("pushed")
+    return next((n for n in names if far(f"gradient/{n}") <= 0 < far(f"pushed/{n}")), "")
 
 
-def _uncounted_weights(case: Case) -> str:
+def _uncounted_weights(job: Record, reference: Record) -> str:
     """The gradients agree with other weights than the numbers of examples: means over tokens."""
-    workers, wanted = case.job.workers, case.reference.kind("gradient")
-    each = [worker.kind("gradient") for worker in workers]
+    workers, wanted = job.workers, reference.stage("gradient")
+    each = [worker.stage("gradient") for worker in workers]
     names = [name for name in wanted if all(name in one for one in each)]
     if len(workers) < 2 or not names:
         return ""
-    given = np.array([one.weight for one in workers]) / (case.job.weight or 1.0)
+    given = np.array([one.weight for one in workers]) / (job.weight or 1.0)
     target = np.array([mark for name in names for mark in wanted[name].marks])
     columns = np.array([[mark for name in names for mark in one[name].marks] for one in each])
     if workers[0].weighed:  # they are multiplied by their share of the examples already
@@ -109,62 +111,37 @@ def _uncounted_weights(case: Case) -> str:
     return ", ".join(f"{one.task} {now:.3f} in place of {then:.3f}" for one, now, then in texts)
 
 
-_REASONS: tuple[tuple[str, Callable[[Case], str], str], ...] = (
-    (
-        "examples",
-        _other_positions,
-        "the workers were dealt the examples {1}: their order, or an epoch's end, depends on the "
-        "number of workers",
-    ),
-    (
-        "loss gradient",
-        _draws_in("model"),
-        "the model draws random numbers in its forward pass, each worker its own: draw in the data "
-        "set, where numbers follow from the example",
-    ),
-    (
-        "loss gradient",
-        _uncounted_weights,
-        "the loss of each worker is a mean over something else than its examples, such as tokens "
-        "({1}): give weight= of the session, or optimizer.step(examples=tokens)",
-    ),
-    (
-        "loss gradient buffers",
-        _layer_of_batch,
-        "{1} normalises each worker's batch by that batch alone, and one process all of it: use "
-        "SyncBatchNorm under allreduce, GroupNorm or LayerNorm; or take it as a smaller batch",
-    ),
-    (
-        "loss gradient values state",
-        lambda case: min({*case.reference.hooks} - {*case.job.hooks}, default=""),
-        "{1} has a hook in one process, and none in the job, which trains other parameters",
-    ),
-    (
-        "loss gradient values state",
-        _unreached,
-        "parameter {1} and has one on the other workers{line}: which parameters a worker trains "
-        "depends on its batch, or on which worker it is",
-    ),
-    (
-        "examples loss gradient",
-        _draws_in("loop"),
-        "the loop draws random numbers between two steps{line}, each worker its own: draw in the "
-        "data set, where numbers follow from the example",
-    ),
-    (
-        "values state",
-        _changed_gradient,
-        "the gradients are computed alike, and differ when they reach the optimizer{line} ({1}): "
-        "the program clips or scales each worker's own gradient, by its own norm: use clip_norm=, "
-        "or call optimizer.synchronize() right after backward",
-    ),
-)
-"""The stages that each reason explains; what finds it, and says where; in words. The surest are
-first."""
+_REASONS: dict[str, Sequence[_Look]] = {
+    "examples": (_positions, _loop_draws),
+    "loss": (_model_draws, _uncounted_weights, _layers, _hooks, _unreached, _loop_draws),
+    "gradient": (_model_draws, _uncounted_weights, _layers, _hooks, _unreached, _loop_draws),
+    "values": (_hooks, _unreached, _changed_gradient),
+    "state": (_hooks, _unreached, _changed_gradient),
+    "buffers": (_layers,),
+}
+"""What explains a difference, by its stage; the surest are first."""
 
+_TEXTS: dict[_Look, str] = {
+    _positions: "the workers were dealt the examples {1}: their order, or an epoch's end, depends "
+    "on the number of workers",
+    _model_draws: "the model draws random numbers in its forward pass, each worker its own: draw "
+    "in the data set, where numbers follow from the example",
+    _uncounted_weights: "the loss of each worker is a mean over something else than its examples, "
+    "such as tokens ({1}): give weight= of the session, or optimizer.step(examples=tokens)",
+    _layers: "{1} normalises each worker's batch by that batch alone, and one process all of it: "
+    "use SyncBatchNorm under allreduce, GroupNorm or LayerNorm; or take it as a smaller batch",
+    _hooks: "{1} has a hook in one process, and none in the job, which trains other parameters",
+    _unreached: "parameter {1} and has one on the other workers{line}: which parameters a worker "
+    "trains depends on its batch, or on which worker it is",
+    _loop_draws: "the loop draws random numbers between two steps{line}, each worker its own: draw "
+    "in the data set, where numbers follow from the example",
+    _changed_gradient: "the gradients are computed alike, and differ when they reach the "
+    "optimizer{line} ({1}): the program clips or scales each worker's own gradient, by its own "
+    "norm: use clip_norm=, or call optimizer.synchronize() right after backward",
+}
 _ELSE = {
-    "examples": "{0.distance:.0f} examples at the same positions have other contents: the data set "
-    "draws, or each process makes data of its own: draw in `__getitem__`, or seed alike",
+    "examples": "examples at the same positions have other contents: the data set draws, or each "
+    "process makes data of its own: draw in `__getitem__`, or seed alike",
     "loss": "the losses differ though the examples and the values agree: the forward pass depends "
     "on something that differs between processes, such as the size of a batch or the rank",
     "gradient": "the losses agree and the gradients do not: something changes them on their way, "

@@ -1,21 +1,26 @@
-"""The numbers of each step that two runs are compared by, and the files that hold them."""
+"""What is recorded of each step of a run, and what the records of all workers make together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import mul
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
-from trireme.verification.sketch import Sketch, combined, number
+from trireme.verification.sketch import Sketch, combined
+
+_WARNS = " | warning: "
+_FAILED = ". First "  # begins the cause in the launcher's report
 
 
 class Record(msgspec.Struct, kw_only=True):
     """The numbers of one step: of one worker, or joined, of all of them.
 
-    Tensors are sketched under `KIND/NAME`: `gradient`, as backward leaves it; `pushed`, as the
-    optimizer receives it; `buffers`; and, from the chief, `values` and `state` of the whole job.
+    They are sketched under `STAGE/NAME`: `examples`, summed up; `loss`; `gradient`, as backward
+    leaves it; `pushed`, as the optimizer receives it, whose `settings` these are; `buffers`; and,
+    from the chief, `values` and `state` of the whole job.
     """
 
     task: str = ""
@@ -23,51 +28,62 @@ class Record(msgspec.Struct, kw_only=True):
     weight: float = 0.0  # the number of examples that the gradient is the mean of
     weighed: bool = False  # whether computed gradients are multiplied by the weights already
     positions: list[int] = []  # of the examples that the job has dealt
-    dealt: bool = False  # whether it has dealt any; with two optimizers one of them has these
-    # for each call of the model, the shapes of the inputs of one example, and a number for each
-    calls: list[tuple[str, list[float]]] = []
-    losses: list[float] = []  # of each `backward()`, in order
+    shapes: list[str] = []  # of the inputs of one example, for each call of the model
     line: str = ""  # of the program, which made the step
-    settings: dict[str, float] = {}  # the numbers of the optimizer's parameter groups
     eps: float = 0.0  # of the lowest precision that was computed in so far
     drew: list[str] = []  # where the program drew, other than by dropout: `model`, `loop`
     notes: list[str] = []  # what was changed for the comparison
-    layers: dict[str, str] = {}  # the kinds of layers that depend on the whole batch, by name
+    layers: list[str] = []  # those that depend on the whole batch, with their kinds
     hooks: list[str] = []  # the parameters with hooks of the program
     unreached: list[str] = []  # the parameters without a gradient
-    tensors: dict[str, Sketch] = {}
+    sketches: dict[str, Sketch] = {}
     batches: int = 0  # before the first step: how many batches one global step is made of
     nature: str = ""  # before the first step: why the job cannot equal one process
     workers: list[Record] = []  # of a joined one: those that had examples, in their order
 
-    def kind(self, kind: str) -> dict[str, Sketch]:
-        """Returns the sketches of one kind of tensors, or of `loss` or `settings`, by name."""
-        if kind == "settings":
-            return {name: number(value) for name, value in self.settings.items()}
-        if kind == "loss":
-            count = len(self.losses)
-            name = "the loss" if count == 1 else f"the loss of backward() {{}} of {count}"
-            return {name.format(n): number(value) for n, value in enumerate(self.losses, 1)}
-        prefix = f"{kind}/"
-        found = self.tensors.items()
+    def stage(self, stage: str) -> dict[str, Sketch]:
+        """Returns the sketches of one stage, by name."""
+        prefix, found = f"{stage}/", self.sketches.items()
         return {key.removeprefix(prefix): each for key, each in found if key.startswith(prefix)}
 
-
-def write_record(directory: Path, record: Record) -> None:
-    """Writes a record into a file of its own."""
-    name = record.task.replace(":", "-").replace("/", "-")
-    part = directory / f"{name}.part"
-    part.write_bytes(msgspec.msgpack.encode(record))
-    part.rename(directory / f"{name}-{record.step}.record")
+    def write(self, directory: Path) -> None:
+        """Writes the record into a file of its own."""
+        part = directory / f"{self.task.replace('/', '-')}-{self.step}.part"
+        part.write_bytes(msgspec.msgpack.encode(self))
+        part.rename(part.with_suffix(".record"))
 
 
-def read_records(directory: Path) -> dict[int, list[Record]]:
-    """Returns the records of all workers, by step."""
-    found: dict[int, list[Record]] = {}
-    for path in sorted(directory.glob("*.record")):
-        record = msgspec.msgpack.decode(path.read_bytes(), type=Record)
-        found.setdefault(record.step, []).append(record)
-    return dict(sorted(found.items()))
+@dataclass(frozen=True)
+class Run:
+    """What a run has recorded."""
+
+    directory: Path
+    output: Sequence[str]  # the lines that they printed
+
+    @cached_property
+    def records(self) -> dict[int, list[Record]]:
+        """By step, of each worker."""
+        found: dict[int, list[Record]] = {}
+        for path in sorted(self.directory.glob("*.record")):
+            record = msgspec.msgpack.decode(path.read_bytes(), type=Record)
+            found.setdefault(record.step, []).append(record)
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def steps(self) -> dict[int, Record]:
+        """The same, joined into those of one process."""
+        return joined(self.records)
+
+    def notes(self) -> set[str]:
+        """Returns what was changed for the comparison, and what the job has warned of."""
+        noted = {each for step in self.records.values() for one in step for each in one.notes}
+        warned = {line.partition(_WARNS)[2] for line in self.output if _WARNS in line}
+        return noted | {f"the job warns: {text}" for text in warned}
+
+    def cause(self) -> str:
+        """Returns why it has failed, as the launcher says it."""
+        told = [line.partition(_FAILED)[2] for line in self.output if _FAILED in line]
+        return (told or [*self.output[-1:], "it made no step"])[0]
 
 
 def joined(records: Mapping[int, Sequence[Record]]) -> dict[int, Record]:
@@ -76,59 +92,51 @@ def joined(records: Mapping[int, Sequence[Record]]) -> dict[int, Record]:
     Of values and buffers it has the movement since the beginning.
     """
     steps = {number: _joined(number, each) for number, each in records.items()}
-    begin = next((dict(e.tensors) for e in steps.values() if e.kind("values")), {})
+    begin = next((dict(e.sketches) for e in steps.values() if e.stage("values")), {})
     for step in steps.values():
-        for key, now in step.tensors.items():
+        for key, now in step.sketches.items():
             before = begin.get(key, now)
             if key.startswith(("values/", "buffers/")) and before.count == now.count:
-                step.tensors[key] = combined((1.0, now), (-1.0, before))
+                step.sketches[key] = combined((1.0, now), (-1.0, before))
     return steps
 
 
 def _joined(number: int, records: Sequence[Record]) -> Record:
     part = [each for each in records if each.weight > 0] or list(records)
     part.sort(key=lambda each: (each.positions[:1], each.task))
-    weights = [each.weight for each in part]
-    plain = [1.0 if each.weighed else each.weight for each in part]
-    reduced = part[:1] if part[0].weighed else part
-    chief = [each for each in records if each.kind("values")][:1]
-    several = [each.losses for each in part]
-    columns = list(zip(*several, strict=True)) if len(set(map(len, several))) == 1 else []
+    first, chief = part[0], [each for each in records if each.stage("values")]
+    weight, whole = sum(each.weight for each in part), [1.0] * len(part)
+    shares = [each.weight / (weight or 1.0) for each in part]
+    equal = [1.0 / len(records)] * len(records)
+    # Where shapes differ, by padding, the same examples have other contents, and with other numbers
+    # of losses nobody knows which belong together: neither is compared.
+    shapes = first.shapes if all(each.shapes == first.shapes for each in part) else []
+    losses = [each.stage("loss").keys() for each in part]
+    alike = part if all(each == losses[0] for each in losses) else []
     return Record(
         step=number,
-        weight=sum(weights),
+        weight=weight,
         positions=sorted({place for each in part for place in each.positions}),
-        calls=_calls(part),
-        losses=[sum(map(mul, weights, each)) / sum(weights) for each in columns if sum(weights)],
-        line=part[0].line,
-        settings=part[0].settings,
-        hooks=part[0].hooks,
+        shapes=shapes,
+        line=first.line,
+        hooks=first.hooks,
         eps=max(each.eps for each in part),
-        tensors={
-            **_means("gradient", part, plain),
-            **_means("pushed", reduced, weights),
-            **_means("buffers", records, [1.0] * len(records)),
-            **_means("values", chief, [1.0]),
-            **_means("state", chief, [1.0]),
+        sketches={
+            **_sums("examples", part, whole),
+            **_sums("loss", alike, shares),
+            **_sums("gradient", part, equal if first.weighed else shares),
+            **_sums("pushed", part, shares),
+            **_sums("settings", part[:1], whole),
+            **_sums("buffers", records, equal),
+            **_sums("values", chief[:1], whole),
+            **_sums("state", chief[:1], whole),
         },
         workers=part,
     )
 
 
-def _means(kind: str, records: Sequence[Record], weights: Sequence[float]) -> dict[str, Sketch]:
-    """Returns the weighted means of tensors; one that is missing counts as zeros."""
-    pairs = [(w, each.tensors) for w, each in zip(weights, records, strict=False) if w]
-    total = sum(weight for weight, _ in pairs)
-    keys = dict.fromkeys(key for _, each in pairs for key in each if key.startswith(f"{kind}/"))
-    return {k: combined(*((w / total, each[k]) for w, each in pairs if k in each)) for k in keys}
-
-
-def _calls(part: Sequence[Record]) -> list[tuple[str, list[float]]]:
-    """Returns what is known of all examples of each call of the model.
-
-    Where shapes differ, by padding, the same examples have other contents: nothing is compared.
-    """
-    if len({tuple(shape for shape, _ in each.calls) for each in part}) != 1:
-        return []
-    calls = zip(*(each.calls for each in part), strict=True)
-    return [(each[0][0], [number for _, numbers in each for number in numbers]) for each in calls]
+def _sums(stage: str, records: Sequence[Record], factors: Sequence[float]) -> dict[str, Sketch]:
+    """Returns the sums of tensors, each times a factor; one that is missing counts as zeros."""
+    pairs = [*zip((each.sketches for each in records), factors, strict=False)]
+    keys = dict.fromkeys(key for each, _ in pairs for key in each if key.startswith(f"{stage}/"))
+    return {key: combined(*((f, each[key]) for each, f in pairs if key in each)) for key in keys}

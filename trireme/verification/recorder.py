@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -23,13 +24,11 @@ from trireme.session.observers.liveness import line_of_program
 from trireme.session.result import StepResult
 from trireme.session.worker.observer import Observer
 from trireme.tensors import is_dtensor, tensors_in
-from trireme.verification.draws import states, turn_dropout_off
-from trireme.verification.meeting import Meeting
-from trireme.verification.record import Record, write_record
-from trireme.verification.sketch import as_real, combined, marks_of, precision, sketch
+from trireme.verification.alike import Meeting, begin_alike, turn_dropout_off
+from trireme.verification.record import Record
+from trireme.verification.sketch import as_real, combined, number, precision, sketch
 
 INITIAL = "initial.safetensors"
-_MOST_EXAMPLES = 4096  # of a call of the model that are recorded
 _MIXED = 2_654_435_761  # spreads whole numbers, of which a bit more is another example
 _NO_NUMBERS = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 
@@ -57,11 +56,11 @@ class Recorder(Observer):
 
     def __init__(self, worker: Any, trial: Trial) -> None:
         super().__init__(worker)
-        self._trial = trial
-        self._directory = Path(trial.record)
-        self._record = Record(task=worker.task.name)
-        several = trial.replicas > 1 and trial.joined == 1
-        self._meeting = Meeting(self._directory, trial) if several else None
+        self._trial, task = trial, worker.task
+        self._record = Record(task=task.name)
+        several = not task.servers and task.group.size == 1 and task.workers > 1
+        self._meeting = Meeting(trial.record, task.index, task.workers) if several else None
+        self._losses: list[float] = []  # of each `backward()` of a step
         self._notes: set[str] = set()
         self._dealt = 0  # how many examples the program was dealt last
         self._states = states()
@@ -72,36 +71,24 @@ class Recorder(Observer):
 
     def on_start(self) -> None:
         torch.set_deterministic_debug_mode("warn")
-        setup = self.worker.setup
+        worker, setup = self.worker, self.worker.setup
         turn_dropout_off(setup.model, self._notes)
-        found = self._held(state=False)
         if (given := self._trial.settings.get("initial")) is not None:
-            self._begin_alike(load_file(str(given)))
-            found = self._held(state=False)
-        elif any(key.startswith("values/") for key in found):
+            held = {f"values/{name}": each for name, each in setup.trained.parameters.items()}
+            held |= {f"buffers/{name}": each for name, each in named_buffers(setup.model)}
+            perturbed = self._trial.settings["variant"] == "perturbed"
+            begin_alike(held, load_file(str(given)), perturbed=perturbed)
+        found = self._held(state=False)
+        if given is None and any(key.startswith("values/") for key in found):
             copies = {n: t.detach().cpu().contiguous().clone() for n, t in found.items()}
-            save_file(copies, self._directory / INITIAL)
-        begin = Record(task=self.worker.task.name, step=self.worker.global_step)
-        begin.batches, begin.nature = setup.settings.batches_per_step, _nature(setup)
-        begin.tensors = {key: sketch(each) for key, each in found.items()}
-        write_record(self._directory, begin)
+            save_file(copies, Path(self._trial.record, INITIAL))
+        begin = Record(task=worker.task.name, step=worker.global_step, nature=_nature(setup))
+        begin.batches = setup.settings.batches_per_step
+        begin.sketches = {key: sketch(each) for key, each in found.items()}
+        begin.write(Path(self._trial.record))
         self._hook(setup.model)
         self._watch_program()
         self._states = states()
-
-    def _begin_alike(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Begins with values that another run has saved, or with such as are off by rounding."""
-        held = {f"values/{n}": p for n, p in self.worker.setup.trained.parameters.items()}
-        held |= {f"buffers/{n}": b for n, b in named_buffers(self.worker.setup.model)}
-        scale = float(self._trial.settings.get("perturb", 0))
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for name in sorted(held.keys() & tensors.keys()):
-                value = tensors[name]
-                if scale and name.startswith("values/"):
-                    signs = torch.randint(2, value.shape, generator=generator) * 2 - 1
-                    value = value * (1 + signs * scale * precision(value.dtype))
-                held[name].copy_(value)
 
     def _hook(self, model: nn.Module) -> None:
         if self.worker.setup.settings.placed:  # operations of a graph are computed, not modules
@@ -126,7 +113,7 @@ class Recorder(Observer):
 
         def recorded(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
             if tensor.numel() == 1:
-                recorder._record.losses.append(float(tensor.detach()))
+                recorder._losses.append(float(tensor.detach()))
             backward(tensor, *args, **kwargs)  # type: ignore[no-untyped-call]
 
         def entered(context: Any) -> Any:
@@ -153,9 +140,10 @@ class Recorder(Observer):
             return  # the model is captured as a graph
         self._note_draws("loop")
         examples = self._dealt or min(map(len, found[:1]), default=0)
-        rows = [each for each in found if len(each) == examples <= _MOST_EXAMPLES]
-        numbers = marks_of(torch.cat([_numbers(each) for each in rows], 1)) if rows else []
-        self._record.calls.append((str([tuple(each.shape[1:]) for each in rows]), numbers))
+        rows = [each for each in found if len(each) == examples]
+        self._record.shapes.append(str([tuple(each.shape[1:]) for each in rows]))
+        if rows:
+            self._add("examples/contents", torch.cat([_sums(each) for each in rows]))
         self._forward = True
 
     def _after_forward(self, module: nn.Module, args: Any, outputs: Any) -> None:
@@ -171,41 +159,44 @@ class Recorder(Observer):
 
     def _computed(self, name: str, gradient: torch.Tensor) -> None:
         if _is_plain(gradient):
-            key, found, mine = f"gradient/{name}", self._record.tensors, sketch(gradient)
-            found[key] = combined((1.0, found[key]), (1.0, mine)) if key in found else mine
+            self._add(f"gradient/{name}", gradient)
+
+    def _add(self, key: str, tensor: torch.Tensor) -> None:
+        found, mine = self._record.sketches, sketch(tensor)
+        found[key] = combined((1.0, found[key]), (1.0, mine)) if key in found else mine
 
     def before_update(self, weight: float, examples: Sequence[Span]) -> None:
         record, setup = self._record, self.worker.setup
         parameters = setup.trained.parameters
         record.weight = weight
         record.positions = [place for span in examples for place in range(span.start, span.stop)]
-        record.dealt = self._dealt > 0
         record.weighed = not self._own_loop and setup.reducer is not None
         record.line = line_of_program()
-        record.settings = dict(_settings(setup.optimizer.param_groups))
-        record.layers = dict(layers_of(setup.model))
+        record.layers = list(layers_of(setup.model))
         record.hooks = [*self._own_hooks]
         record.unreached = [n for n, p in parameters.items() if p.grad is None and p.requires_grad]
+        record.sketches |= {key: number(each) for key, each in _settings(setup.optimizer)}
         if self._meeting is not None:
             self._meeting.average(weight, parameters.values())
         for name, parameter in parameters.items():
             record.eps = max(record.eps, precision(parameter.dtype))
             if (gradient := parameter.grad) is not None and _is_plain(gradient):
-                record.tensors[f"pushed/{name}"] = sketch(gradient)
+                record.sketches[f"pushed/{name}"] = sketch(gradient)
 
     def after_update(self) -> None:
         held = self._held(state=True)
-        self._record.tensors |= {key: sketch(each) for key, each in held.items()}
+        self._record.sketches |= {key: sketch(each) for key, each in held.items()}
 
     def after_step(self, recorder: Any, result: StepResult, *, due: bool) -> None:
-        record = self._record
-        record.step = result.global_step
+        record, losses = self._record, self._losses
         if not self._own_loop and result.has_loss:
-            record.losses = [result.loss]
-        record.losses = [loss if math.isfinite(loss) else math.nan for loss in record.losses]
-        record.notes = sorted(self._notes)
-        write_record(self._directory, record)
-        self._record = Record(task=record.task, eps=record.eps)
+            losses = [result.loss]
+        for place, loss in enumerate(losses, 1):
+            of = f" of backward() {place} of {len(losses)}" if len(losses) > 1 else ""
+            record.sketches[f"loss/the loss{of}"] = number(loss)
+        record.step, record.notes = result.global_step, sorted(self._notes)
+        record.write(Path(self._trial.record))
+        self._record, self._losses = Record(task=record.task, eps=record.eps), []
         self._hook(self.worker.setup.model)  # also parameters that were added
         self._states = states()
 
@@ -224,9 +215,8 @@ class Recorder(Observer):
             for name, each in named_buffers(setup.model)
             if (each.is_floating_point() or each.is_complex()) and not each.is_meta
         }
-        if worker.task.servers and worker.task.index:
-            return found
-        if setup.process_group is None and not worker.lifecycle.is_chief:
+        takes_part = setup.process_group is not None or worker.lifecycle.is_chief
+        if not takes_part or (worker.task.servers and worker.task.index):
             return found
         held = worker.backend.snapshot(state=state)
         if worker.lifecycle.is_chief:
@@ -263,31 +253,39 @@ def _is_plain(gradient: torch.Tensor) -> bool:
     return gradient.layout is torch.strided and not is_dtensor(gradient)
 
 
-def _numbers(rows: torch.Tensor) -> torch.Tensor:
-    """Returns the examples of a tensor as rows of numbers."""
+def _sums(rows: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of examples, and that of their absolute values, which does not cancel."""
     flat = as_real(rows).reshape(len(rows), -1)
     if not flat.is_floating_point():
         flat = (flat.long() * _MIXED % 2**32).double() / 2**31 - 1
-    return flat.to("cpu", torch.float64)
+    flat = flat.to("cpu", torch.float64).nan_to_num()
+    return torch.cat([flat.sum(0), flat.abs().sum(0)])
 
 
-def layers_of(model: nn.Module) -> Iterator[tuple[str, str]]:
-    """Yields the layers that normalise by the whole batch of a process, with their kinds."""
+def states() -> object:
+    """Returns what tells whether somebody has drawn since from torch, NumPy or `random`."""
+    numpy: Any = np.random.get_state()
+    drawn = torch.get_rng_state().numpy().tobytes()
+    return drawn, hash((numpy[1].tobytes(), numpy[2])), hash(random.getstate())
+
+
+def layers_of(model: nn.Module) -> Iterator[str]:
+    """Yields the layers that normalise by the whole batch of a process."""
     for name, layer in model.named_modules():
         own = isinstance(layer, _BatchNorm) and not isinstance(layer, nn.SyncBatchNorm)
         if own and (layer.training or layer.running_mean is None):
-            yield name, type(layer).__name__.removeprefix("FSDP")
+            yield f"{type(layer).__name__.removeprefix('FSDP')} {name or 'of the model'}"
 
 
-def _settings(groups: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
-    """Yields the numbers of parameter groups, such as learning rates."""
-    for group, values in enumerate(groups):
+def _settings(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, float]]:
+    """Yields the numbers of an optimizer's parameter groups, such as learning rates."""
+    for group, values in enumerate(groups := optimizer.param_groups):
         where = f" of group {group}" if len(groups) > 1 else ""
         for name, value in values.items():
+            if name in _NO_NUMBERS or name.startswith("_"):
+                continue
             several = isinstance(value, (tuple, list))
             for place, each in enumerate(value if several else [value]):
-                number = isinstance(each, (int, float)) or (
-                    torch.is_tensor(each) and each.numel() == 1
-                )
-                if number and name not in _NO_NUMBERS and not name.startswith("_"):
-                    yield (f"{name}[{place}]" if several else name) + where, float(each)
+                if isinstance(each, (int, float)) or (torch.is_tensor(each) and each.numel() == 1):
+                    at = f"[{place}]" if several else ""
+                    yield f"settings/{name}{at}{where}", float(each)

@@ -24,10 +24,10 @@ _PLACES = 65_521  # by which the places of elements are told apart; a prime
 
 
 class Sketch(msgspec.Struct, frozen=True, array_like=True):
-    """What stands for a tensor."""
+    """What stands for a tensor, or for a number."""
 
     marks: tuple[float, ...]  # the products of its finite elements with vectors of random signs
-    count: int = 0  # of elements
+    count: int  # of elements
     # the norm of one unit in the last place of every element; 0 of dtypes that are narrower than
     # float32, whose rounding is no measure
     last: float = 0.0
@@ -47,30 +47,25 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
 
 
 def number(value: float) -> Sketch:
-    """Returns the sketch of one number, which is exact."""
-    if math.isfinite(value):
-        return Sketch((value,), 1)
-    return Sketch((0.0,), 1, broken=1.0 if math.isnan(value) else value)
+    """Returns the sketch of one number, which is exact; all that are not finite are alike."""
+    return Sketch((value,), 1) if math.isfinite(value) else Sketch((0.0,), 1, broken=1.0)
 
 
 def sketch(tensor: torch.Tensor) -> Sketch:
     """Returns the sketch of a tensor of any shape, dtype and device."""
-    tensor = as_real(tensor)
-    flat, broken = tensor.reshape(-1), 0.0
-    marks = torch.zeros(_MARKS, dtype=torch.float64)
-    columns = _signs(0, _COLUMNS)
-    size = _ROWS * _COLUMNS
-    for number, first in enumerate(range(0, flat.numel(), size)):
-        part = flat[first : first + size].to("cpu", torch.float64)
+    flat, size = as_real(tensor).reshape(-1), _ROWS * _COLUMNS
+    marks, broken = torch.zeros(_MARKS, dtype=torch.float64), 0.0
+    for block, part in enumerate(torch.split(flat, size)):
+        part = part.to("cpu", torch.float64)
         places = (~part.isfinite()).nonzero().squeeze(1)
         kinds = part[places].nan_to_num(nan=1.0, posinf=2.0, neginf=3.0)
-        broken += float((kinds * (1 + (first + places) % _PLACES)).sum())
+        broken += float((kinds * (1 + (size * block + places) % _PLACES)).sum())
         part = part.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         whole = torch.nn.functional.pad(part, (0, -len(part) % _COLUMNS)).view(-1, _COLUMNS)
-        rows = _signs(1 + number, _ROWS)[: len(whole)]
-        marks += ((whole @ columns) * rows).sum(0)
+        rows = _signs(1 + block, _ROWS)[: len(whole)]
+        marks += ((whole @ _signs(0, _COLUMNS)) * rows).sum(0)
     found = Sketch(tuple(marks.tolist()), flat.numel(), 0.0, broken)
-    eps = precision(tensor.dtype)
+    eps = precision(flat.dtype)
     return found if eps > FLOAT32 else msgspec.structs.replace(found, last=eps * found.norm)
 
 
@@ -103,13 +98,6 @@ def distance(one: Sketch, other: Sketch) -> float:
     if (one.count, one.broken) != (other.count, other.broken):
         return math.inf
     return combined((1.0, one), (-1.0, other)).norm
-
-
-def marks_of(rows: torch.Tensor) -> list[float]:
-    """Returns one number of a sketch for each row."""
-    count = rows.shape[1]
-    signs = _signs(0, -(-count // _MARKS)).reshape(-1)[:count]
-    return (rows.nan_to_num() @ signs).tolist()
 
 
 @cache

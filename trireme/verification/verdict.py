@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from trireme.printable import printable
 from trireme.verification.compare import Comparison, Difference
 
 Outcome = Literal["same", "differs", "apart", "refused", "failed"]
@@ -19,7 +22,7 @@ _WORDS: Mapping[Outcome, str] = {
     "failed": "FAILED",
 }
 _STAGES = {
-    "examples": "the examples",
+    "examples": "the examples'",
     "loss": "",
     "gradient": "the gradient of",
     "settings": "the optimizer's setting",
@@ -40,9 +43,9 @@ class Verdict:
 
     name: str  # of the job, such as `sync, ps=1, workers=2`
     outcome: Outcome
-    against: str = "one process"  # what it was compared with
     reason: str = ""
     comparison: Comparison | None = None  # None where a run has failed
+    against: str = "one process"  # what it was compared with
     notes: Sequence[str] = ()  # what was changed for the comparison, or is to be known of it
 
     @property
@@ -77,23 +80,35 @@ class Verdict:
 
 def described(difference: Difference) -> str:
     """Returns a difference in words."""
-    what = f"{_STAGES[difference.stage]} {difference.name}".strip()
-    if difference.stage == "examples":
-        return f"{what} ({difference.distance:.0f} of {difference.reference:.0f})"
+    what, norm = f"{_STAGES[difference.stage]} {difference.name}".strip(), difference.reference
     if difference.stage in ("loss", "settings", "steps"):
-        both = f"{difference.job:.9g} and {difference.reference:.9g}"
+        both = f"{difference.job:.9g} and {norm:.9g}"
         return f"{what} ({both}; at most {difference.allowed:.1e} apart is allowed)"
     if not math.isfinite(difference.distance):
-        return f"{what} (other elements are NaN or infinite, or it has another shape)"
-    of = "its movement" if difference.stage in ("values", "buffers") else "its norm"
-    norm = max(difference.reference, 1e-300)
-    apart, allowed = difference.distance / norm, difference.allowed / norm
-    return f"{what} ({apart:.1e} of {of} apart; {allowed:.1e} is allowed)"
+        return f"{what} (they are others, or other elements are NaN or infinite)"
+    of = "movement" if difference.stage in ("values", "buffers") else "norm"
+    apart, allowed = (
+        each / max(norm, 1e-300) for each in (difference.distance, difference.allowed)
+    )
+    return f"{what} ({apart:.1e} of its {of} apart; {allowed:.1e} is allowed)"
 
 
-def exit_status(verdicts: list[Verdict]) -> int:
+def exit_status(verdicts: Sequence[Verdict]) -> int:
     """Returns the status of the command: 0 same, 1 a job differs, 3 a run failed."""
     outcomes = {each.outcome for each in verdicts}
     if "differs" in outcomes:
         return 1
     return 3 if "failed" in outcomes or outcomes == {"refused"} else 0
+
+
+def page(program: str, verdicts: Sequence[Verdict]) -> str:
+    """Returns a self-contained page of HTML with curves, which needs no network."""
+    loader = PackageLoader("trireme.verification", "")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    # The logarithm of NaN is that of the least.
+    environment.filters |= {
+        "printable": printable,
+        "log": lambda value: math.log10(min(max(1e-12, value), 1e3)),
+    }
+    template = environment.get_template("page.html.jinja")
+    return template.render(program=program, verdicts=verdicts)

@@ -45,14 +45,14 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """How a process runs whose numbers are compared with those of another run.
 
     A lone process may stand for all workers of a job: each of its batches is then the batches of
-    that many replicas, joined. Or it stands for one of them, whose loop divides the data itself.
+    that many replicas, joined. Or each of several, without servers and groups, stands for one of
+    them, whose loop divides the data itself.
     """
 
     record: str  # the directory for what is compared
     most_steps: int  # the global step at which training ends, also where the program goes on
     joined: int = 1  # how many replicas' batches make one batch here
-    replica: int = 0  # what the program is told, where `replicas` is not 0
-    replicas: int = 0
+    replicas: int = 0  # what the program is told, where it is not 0
     settings: dict[str, str | int | float] = {}  # those of the plug-in that compares
 
 

@@ -81,7 +81,7 @@ class TrainingSetup:
         """Which of the job's `replicas` batches at a time is this process's, from 0."""
         task, mesh = self.settings.task, self.settings.mesh
         if task.trial is not None and task.trial.replicas:
-            return task.trial.replica
+            return task.index
         return (task.index * mesh.replicas if task.servers else 0) + mesh.replica(task.group.rank)
 
     @property
