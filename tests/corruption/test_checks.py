@@ -25,9 +25,9 @@ def test_what_to_do_needs_something_to_compare() -> None:
     with pytest.raises(ConfigurationError, match="add --check-every N"):
         Checks(alone, pytest.fail)
     checks = Checks(alone.replaced("file", check_every=5), pytest.fail)
-    assert (checks.every, checks.action) == (5, "heal")
+    assert (checks.every, checks.heals) == (5, True)
     checks = Checks(JobConfig(), pytest.fail)
-    assert (checks.every, checks.action) == (0, "warn")
+    assert (checks.every, checks.heals) == (0, False)
 
 
 def test_digests_between_checks_take_their_share_of_the_time(

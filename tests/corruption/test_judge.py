@@ -41,7 +41,7 @@ def test_every_case_of_few_copies(count: int) -> None:
 
 def test_who_is_wrong_is_said_with_what_differs() -> None:
     assert judge(1, 1, 9, names="abcd")[2] == (
-        "ps:2 has other values of shard 1 than ps:0, ps:1 at step 20, in a, b, c and 1 more"
+        "ps:2 has other values of shard 1 than ps:0, ps:1 at step 20, in a, b, c, ..."
     )
     with pytest.raises(CorruptedValues) as raised:
         judge(1, 9, names="a")

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from trireme.corruption.server import named
 from trireme.ps.layout import Layout
 from trireme.ps.messages import ParameterSpec
+from trireme.ps.shard.values.parameters import Values
 from trireme.ps.snapshot_messages import TensorSpec
 
 LAYOUT = Layout.of(
@@ -32,7 +32,7 @@ def values(*tensors: tuple[TensorSpec, torch.Tensor]) -> Any:
 
 
 def test_each_part_of_a_parameter_has_its_name_and_the_padding_behind_it() -> None:
-    found = named(values(held("state/step", 0, 32, 0), held("values", 8, 32)))
+    found = Values.named(values(held("state/step", 0, 32, 0), held("values", 8, 32)))
     assert [(name, tensor[0], len(tensor)) for name, tensor in found] == [
         ("state/step of parameter group 0", 0.0, 1),
         ("values of 'one.bias'", 16.0, 16),
@@ -46,6 +46,6 @@ def test_copies_that_divide_their_state_otherwise_have_the_same_names() -> None:
         *[held("values", 0, 32), held("state/step", 0, 32, 0), held("state/sum", 0, 16)],
         *[held("state/step", 0, 32, 0), held("state/sum", 16, 32)],
     ]
-    one, other = dict(named(values(*whole))), dict(named(values(*apart)))
+    one, other = dict(Values.named(values(*whole))), dict(Values.named(values(*apart)))
     assert list(one) == list(other) == sorted(one)
     assert all(torch.equal(one[name], other[name]) for name in one)

@@ -78,8 +78,7 @@ def test_the_exit_status() -> None:
 def test_a_verdict_in_words() -> None:
     assert list(DIFFERS.lines()) == [
         "sync, workers=2: DIFFERS from one process",
-        "  first: step 2, the values of net.0.weight "
-        "(2.5e-01 of its movement apart; 5.0e-07 is allowed)",
+        "  first: step 2, values net.0.weight (2.5e-01 of its movement apart; 5.0e-07 is allowed)",
         "  why: <because>",
         "  values at the end: 2.5e-01 apart, relative to how far training has moved them; "
         "tolerance of gradients 1.0e-06",

@@ -118,12 +118,12 @@ PLANTS = [
         ),
     ),
     Plant(
-        *("means over what counts", SYNC, 1, "loss", "the loss"),
+        *("means over what counts", SYNC, 1, "loss", ""),
         "is a mean over something else than its examples",
         edits=((".mean()\n", "[x[:, 0] > 0.5].mean()\n"),),
     ),
     Plant(
-        *("BatchNorm", SYNC, 1, "loss", "the loss"),
+        *("BatchNorm", SYNC, 1, "loss", ""),
         "normalises each worker's batch",
         edits=(
             ("self.first = nn.Linear(6, 12)", "self.first = nn.Linear(6, 12); "
@@ -140,7 +140,7 @@ PLANTS = [
         ),
     ),
     Plant(
-        *("noise that the model draws", SYNC, 1, "loss", "the loss"),
+        *("noise that the model draws", SYNC, 1, "loss", ""),
         "the model draws random numbers",
         edits=((FORWARD, "return self.last(hidden + 0.1 * torch.randn_like(hidden))"),),
     ),
@@ -166,7 +166,7 @@ PLANTS = [
         ),
     ),
     Plant(
-        *("a layer that one worker trains", SYNC, 1, "loss", "the loss"),
+        *("a layer that one worker trains", SYNC, 1, "loss", ""),
         "has no gradient on worker:1",
         edits=(
             (
@@ -209,7 +209,7 @@ PLANTS = [
         ),
     ),
     Plant(
-        *("a sum in place of a mean", SYNC, 1, "loss", "the loss"),
+        *("a sum in place of a mean", SYNC, 1, "loss", ""),
         "such as the size of a batch",
         edits=((".mean()\n", ".sum() / 10\n"),),
     ),

@@ -20,13 +20,13 @@ def record(worker: int, **values: object) -> Record:
 
 def case(stage: str, name: str, *workers: Record, reference: Record | None = None) -> str:
     difference = Difference(1, stage, name, 1.0, 2.0, 1.0, 0.0)
-    job = joined({1: workers or (record(0), record(1))})[1]
-    return reason(difference, job, joined({1: [reference or record(0)]})[1])
+    job = joined({1: workers or (record(0), record(1))})
+    return reason(difference, job, joined({1: [reference or record(0)]}))
 
 
 def test_a_program_that_differs_from_itself_is_said_first() -> None:
     first, again = (Difference(1, each, "", 1, 2, 1, 0) for each in ("examples", "loss"))
-    found = reason(first, record(0), record(0), again)
+    found = reason(first, {}, {}, again)
     assert "differs from its own repetition in one process, from step 1 on (loss)" in found
 
 
@@ -40,17 +40,17 @@ def test_examples() -> None:
 
 def test_draws_of_the_model_and_of_the_loop() -> None:
     for where, words in (("model", "the model draws"), ("loop", "the loop draws")):
-        found = case("loss", "the loss", record(0, drew=[where]), record(1))
+        found = case("loss", "", record(0, drew=[where]), record(1))
         assert words in found
         assert words not in case("settings", "lr", record(0, drew=[where]), record(1))
 
 
 def test_batch_norm() -> None:
     layers = ["BatchNorm2d 1"]
-    found = case("loss", "the loss", record(0, layers=layers), record(1, layers=layers))
+    found = case("loss", "", record(0, layers=layers), record(1, layers=layers))
     assert "BatchNorm2d 1 normalises each worker's batch" in found
     drew = record(0, layers=layers, drew=["loop"])  # as to log something, which hides no cause
-    found = case("loss", "the loss", drew, record(1, layers=layers))
+    found = case("loss", "", drew, record(1, layers=layers))
     assert "BatchNorm2d 1 normalises each worker's batch" in found
 
 
@@ -72,11 +72,11 @@ def test_weights_that_are_not_the_numbers_of_examples(weighed: bool) -> None:
 
     mean = 0.25 * ONE + 0.75 * OTHER
     one = record(0, sketches={"gradient/w": sketch(mean)})
-    text = case("loss", "the loss", worker(0, ONE), worker(1, OTHER), reference=one)
+    text = case("loss", "", worker(0, ONE), worker(1, OTHER), reference=one)
     assert "worker:0 0.500 in place of 0.250" in text
     assert "worker:1 0.500 in place of 0.750" in text
     strange = record(0, sketches={"gradient/w": sketch(ONE.flip(0))})
-    text = case("loss", "the loss", worker(0, ONE), worker(1, OTHER), reference=strange)
+    text = case("loss", "", worker(0, ONE), worker(1, OTHER), reference=strange)
     assert "in place of" not in text
 
 

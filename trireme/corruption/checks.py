@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
@@ -26,19 +27,20 @@ class Checks:
 
     Attributes:
         every: the global steps between two checks; 0 for none.
-        action: what is done of values that have changed by themselves: warn, stop, or heal.
+        heals: whether values that have changed by themselves are put back.
         error: what ends the job, once it is found: another thread of the task raises it too.
     """
 
     def __init__(self, config: JobConfig, say: Callable[[str], object]) -> None:
         given = config.plugin_options
         self.every = int(given.get("check_every") or 0)
-        self.action = given.get("on_corruption", "warn")
+        self._action = given.get("on_corruption", "warn")
         if not self.every and "on_corruption" in given:
             raise ConfigurationError(
-                f"on-corruption is {self.action} ({config.origin('on_corruption')}), and nothing "
+                f"on-corruption is {self._action} ({config.origin('on_corruption')}), and nothing "
                 "is compared: add --check-every N"
             )
+        self.heals = self._action == "heal"
         self.error: CorruptedValues | None = None
         self._say = say
         self._began, self._spent = perf_counter(), 0.0
@@ -68,8 +70,7 @@ class Checks:
         text = f"corrupted values: {what}"
         self._times = self._times + 1 if text == self._last else 1
         self._count, self._last = self._count + 1, text
-        stops |= self.action == "heal" and self._times > _MOST_TIMES
-        if stops or self.action == "stop":
+        if stops or self._action == "stop" or (self.heals and self._times > _MOST_TIMES):
             self.error = CorruptedValues(text)
             raise self.error
         self._say(text)
@@ -88,28 +89,25 @@ class Checks:
             copies: by task the digests of its tensors, by their names.
             own: the task that says it only where it is wrong itself.
         """
-        groups: dict[tuple[tuple[str, int], ...], list[str]] = {(): []}
-        for task, taken in copies.items():
-            groups.setdefault((*taken.items(),), []).append(task)
-        first, second = sorted(groups.values(), key=len, reverse=True)[:2]
-        good = first if len(first) > len(second) else []
+        kinds = {task: (*taken.items(),) for task, taken in copies.items()}
+        (most, times), *others = Counter(kinds.values()).most_common(2)
+        clear = not others or others[0][1] < times
+        good = [task for task, kind in kinds.items() if clear and kind == most]
         wrong = [task for task in copies if task not in good]
-        key, heals = f"{what} {min(copies)}", self.action == "heal"
+        key = f"{what} {min(copies)}"
         if not wrong:
             self._said.discard(key)
         elif key not in self._said and own in ("", *wrong):
             self._said.add(key)
             found = [n for n in copies[wrong[0]] if len({c.get(n) for c in copies.values()}) > 1]
-            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-            where = f"at step {step}, in {', '.join(found[:3])}{more}"
+            where = f"at step {step}, in {', '.join(found[:3])}{', ...' * (len(found) > 3)}"
             text = f"{', '.join(wrong)} has other values of {what} than {', '.join(good)} {where}"
             if not good:
-                both = " and ".join(wrong)
-                text = f"{both} have different values of {what} {where}; nothing says who is right"
-            self.found(text, stops=heals and not good)
-        return (good, wrong) if heals and good else ([], [])
+                text = f"{' and '.join(wrong)} have different values of {what} {where}; nothing "
+                text += "says who is right"
+            self.found(text, stops=self.heals and not good)
+        return (good, wrong) if self.heals and good else ([], [])
 
     def status(self) -> Mapping[str, float | str]:
         """Returns how much was found, and what last."""
-        last = {CORRUPTED: self._last} if self._last else {}
-        return {"corruptions": self._count, **last}
+        return {"corruptions": self._count, **({CORRUPTED: self._last} if self._last else {})}

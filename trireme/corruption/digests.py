@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,7 @@ _COLUMNS = 512
 _ROW = 8 * _COLUMNS  # bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """What has changed in tensors: one word, or more."""
 
     name: str  # of the tensor
@@ -52,14 +51,17 @@ class Seal:
 
     Attributes:
         named: the tensors, with names.
+        writes: how often they were written to until now.
         digests: the digest of each, by name; of those that share one, of the last.
     """
 
-    def __init__(self, named: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def __init__(self, named: Iterable[tuple[str, torch.Tensor]], writes: int = 0) -> None:
         self.named = [(name, to_local(tensor.detach())) for name, tensor in named]
+        self.writes = writes
         self._parities = [_parities(tensor) for _, tensor in self.named]
-        hashed = map(_hash, self._parities)
-        self.digests = dict(zip([name for name, _ in self.named], hashed, strict=True))
+        self.digests = {
+            name: _hash(each) for (name, _), each in zip(self.named, self._parities, strict=True)
+        }
 
     def changed(self) -> Change | None:
         """Returns what has changed since; None for nothing."""

@@ -50,8 +50,8 @@ class ServerChecks(Watch, Handler):
         self._replicas = handler.replicas
         self._checks = Checks(handler.config, _log.warning)
         self._step = 0  # before the update under way
-        # what an update has left: after how many changes, and the digest that answers carry
-        self._kept: WeakKeyDictionary[Values, tuple[int, Seal, int]] = WeakKeyDictionary()
+        # what an update has left, and the digest that answers carry
+        self._kept: WeakKeyDictionary[Values, tuple[Seal, int]] = WeakKeyDictionary()
         # by shard, generation and step, and by task
         self._copies: dict[tuple[int, int, int], dict[str, dict[str, int]]] = {}
         if self._checks.every:
@@ -84,32 +84,32 @@ class ServerChecks(Watch, Handler):
             return True
         way = f"on its way from {task} to {self.task}"
         checks.found(f"a gradient {way} has changed, after step {step}")
-        return checks.action == "warn"  # else it comes again, over another link
+        return not checks.heals  # else it comes again, over another link
 
     def before_change(self, step: int, values: Values) -> None:
-        self._step, kept = step, self._kept.pop(values, None)
-        if kept is None or kept[0] != values.changes:
+        self._step, (kept, _) = step, self._kept.pop(values, (None, 0))
+        replica = self.replica(values)
+        if kept is None or kept.writes != values.changes or replica is None:
             return
         with self._checks.spending():
-            change = kept[1].changed()
-        replica = self.replica(values)
-        if change is None or replica is None:
+            change = kept.changed()
+        if change is None:
             return
         self._checks.found(
             f"memory of {self.task}, {'backup' if replica.log is None else 'primary'} of shard "
             f"{replica.number}, has changed by itself after step {step}: {change}"
         )
-        if self._checks.action == "heal" and change.bits:
-            change.mend()
-        elif self._checks.action == "heal":
+        if self._checks.heals and not change.bits:
             self._leave(replica, "it cannot be put back")
+        elif self._checks.heals:
+            change.mend()
 
     def after_change(self, step: int, values: Values) -> None:
         if not self._checks.wants(self._step, step):
             return
         with self._checks.spending():
-            seal = Seal(named(values))
-            self._kept[values] = values.changes, seal, digest(values.buffer.vectors)
+            seal = Seal(values.named(), values.changes)
+            self._kept[values] = seal, digest(values.buffer.vectors)
         replica = self.replica(values)
         if replica is None or not self._checks.due(self._step, step):
             return
@@ -121,9 +121,9 @@ class ServerChecks(Watch, Handler):
             )
 
     def digest(self, values: Values, sent: Sequence[torch.Tensor]) -> int:
-        changes, _, taken = self._kept.get(values, (-1, None, 0))
-        same = changes == values.changes and len(sent) == len(values.buffer.vectors)
-        return taken if same else 0
+        seal, taken = self._kept.get(values, (None, 0))
+        same = seal is not None and seal.writes == values.changes
+        return taken if same and len(sent) == len(values.buffer.vectors) else 0
 
     def status(self) -> Mapping[str, float | str]:
         return self._checks.status()
@@ -153,24 +153,6 @@ class ServerChecks(Watch, Handler):
         error = CorruptedValues(f"{self.task} has a corrupted shard {replica.number}: {why}")
         error.others_go_on = replica.log is None or bool(replica.log.backups)
         raise error
-
-
-def named(values: Values) -> list[tuple[str, torch.Tensor]]:
-    """Returns the part of each parameter in values, with the padding behind it, by its name.
-
-    They are sorted, as copies of a shard may divide the optimizer's state otherwise. Numbers of a
-    parameter group have one name, for each range that they hold for.
-    """
-    vectors, found = {vector.name: vector for vector in values.buffer.layout.vectors}, []
-    for spec, tensor in values.live(state=True):
-        if spec.group >= 0:
-            found.append((f"{spec.key} of parameter group {spec.group}", tensor))
-            continue
-        for placed in vectors[spec.vector].placed:
-            if part := placed.within(spec.start, spec.stop):
-                name = f"{spec.key} of {placed.parameter.name!r}"
-                found.append((name, tensor[part[0] - spec.start : part[1] - spec.start]))
-    return sorted(found, key=lambda each: each[0])
 
 
 SERVERS = ServerPart(ServerChecks)

@@ -27,18 +27,12 @@ def turn_dropout_off(model: nn.Module, notes: set[str]) -> None:
             notes.add(OFF)
         return kernel(input, 0.0, train)  # type: ignore[no-any-return]
 
-    def attend(
-        q: Any,
-        k: Any,
-        v: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        *args: Any,
-        **more: Any,
-    ) -> torch.Tensor:
-        if dropout_p:
+    def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if any(args[4:5]) or kwargs.get("dropout_p"):
             notes.add(OFF)
-        return attention(q, k, v, attn_mask, 0.0, *args, **more)
+            kwargs |= {"dropout_p": 0.0, **dict(zip(("is_causal",), args[5:], strict=False))}
+            args = args[:4]
+        return attention(*args, **kwargs)
 
     kernels: Any = functional._VF  # type: ignore[attr-defined]
     for kernel in (*_KERNELS, *(f"{name}_" for name in _KERNELS)):

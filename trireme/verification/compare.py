@@ -54,14 +54,9 @@ def compare(
     grown: Mapping[int, Record] | None = None,
     tolerance: float | None = None,
 ) -> Comparison:
-    """Compares two runs step by step.
+    """Compares the steps of two runs; the tolerance of gradients is relative, and None derives it.
 
-    Args:
-        job: the steps of the job, joined.
-        reference: those of the process that stands for it.
-        grown: those of the same process from values that are off by one in the last place; what
-            differs by no more than a few times as much is the same.
-        tolerance: relative, of gradients; None derives it.
+    What differs by no more than a few times as much as those of the third run is the same.
     """
     steps = [step for step in sorted(job.keys() & reference.keys()) if step]
     if tolerance is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -18,15 +18,14 @@ _Look = Callable[[Record, Record], str]  # finds a reason in the job and the ref
 
 
 def reason(
-    first: Difference, job: Record, reference: Record, repeated: Difference | None = None
+    first: Difference,
+    job: Mapping[int, Record],
+    reference: Mapping[int, Record],
+    repeated: Difference | None = None,
 ) -> str:
     """Returns why a job differs, in words of the program; what to look at where it is unknown.
 
-    Args:
-        first: the difference.
-        job: the step in the job.
-        reference: the step in one process.
-        repeated: the difference of that process from its own repetition.
+    The reference may have differed from its own repetition.
     """
     if repeated is not None:
         return (
@@ -34,9 +33,10 @@ def reason(
             f"{repeated.step} on ({repeated.stage}): it draws numbers without a seed, or its "
             "kernels are not deterministic"
         )
-    looks = ((_TEXTS[look], look(job, reference)) for look in _REASONS.get(first.stage, ()))
+    mine, other = (steps.get(first.step) or steps[max(steps)] for steps in (job, reference))
+    looks = ((_TEXTS[look], look(mine, other)) for look in _REASONS.get(first.stage, ()))
     text, found = next(((t, each) for t, each in looks if each), (_ELSE[first.stage], ""))
-    return text.format(first, found, line=f" at {job.line}" if job.line else "")
+    return text.format(first, found, line=f" at {mine.line}" if mine.line else "")
 
 
 def reason_of_resume(first: Difference, stop_at: int) -> str:

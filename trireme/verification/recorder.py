@@ -192,8 +192,8 @@ class Recorder(Observer):
         if not self._own_loop and result.has_loss:
             losses = [result.loss]
         for place, loss in enumerate(losses, 1):
-            of = f" of backward() {place} of {len(losses)}" if len(losses) > 1 else ""
-            record.sketches[f"loss/the loss{of}"] = number(loss)
+            name = f"of backward() {place} of {len(losses)}" if len(losses) > 1 else ""
+            record.sketches[f"loss/{name}"] = number(loss)
         record.step, record.notes = result.global_step, sorted(self._notes)
         record.write(Path(self._trial.record))
         self._record, self._losses = Record(task=record.task, eps=record.eps), []

@@ -21,16 +21,6 @@ _WORDS: Mapping[Outcome, str] = {
     "refused": "refused",
     "failed": "FAILED",
 }
-_STAGES = {
-    "examples": "the examples'",
-    "loss": "",
-    "gradient": "the gradient of",
-    "settings": "the optimizer's setting",
-    "values": "the values of",
-    "buffers": "the buffer",
-    "state": "the optimizer's state",
-    "steps": "one run has no such step",
-}
 
 
 @dataclass(frozen=True)
@@ -80,7 +70,7 @@ class Verdict:
 
 def described(difference: Difference) -> str:
     """Returns a difference in words."""
-    what, norm = f"{_STAGES[difference.stage]} {difference.name}".strip(), difference.reference
+    what, norm = f"{difference.stage} {difference.name}".strip(), difference.reference
     if difference.stage in ("loss", "settings", "steps"):
         both = f"{difference.job:.9g} and {norm:.9g}"
         return f"{what} ({both}; at most {difference.allowed:.1e} apart is allowed)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,29 +14,25 @@ from typing import Any
 import msgspec
 
 from trireme.cli.run import prepare, start
-from trireme.errors import TriremeError, UsageError
+from trireme.errors import UsageError
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import TaskConfig, Trial, fresh_job
 from trireme.launch.engines import ENGINES
 from trireme.launch.exit_reason import INTERRUPTED
 from trireme.launch.output import Console
 from trireme.launch.process_setup.program import program_name
-from trireme.verification.compare import Difference, compare
+from trireme.verification.compare import compare
 from trireme.verification.entry import Options
 from trireme.verification.reasons import reason, reason_of_resume
-from trireme.verification.record import Record, Run, joined
+from trireme.verification.record import Run, joined
 from trireme.verification.recorder import INITIAL
-from trireme.verification.verdict import Outcome, Verdict
+from trireme.verification.verdict import Verdict
 
 _ORIGIN = "trireme verify"
 
 
-class _Ended(TriremeError):
-    """A run has ended before its last step."""
-
-    def __init__(self, outcome: Outcome, why: str) -> None:
-        super().__init__(why)
-        self.outcome: Outcome = outcome
+class _Ended(Exception):
+    """A run has ended before its last step: the outcome, and why."""
 
 
 @dataclass
@@ -68,7 +64,7 @@ class Verifier:
                 return self._with_one_process(name, task)
             return self._with_itself(name, task, stop_at)
         except _Ended as ended:
-            return Verdict(name, ended.outcome, str(ended))
+            return Verdict(name, *ended.args)
 
     def _with_one_process(self, name: str, task: TaskConfig) -> Verdict:
         job = self._run(task, f"{name}, {self.limits.steps} steps as a job", self.limits.steps)
@@ -90,7 +86,7 @@ class Verifier:
         if (first := found.first) is None:
             return Verdict(name, "same", "", found, against, notes)
         repeated = self._compare(again("repeated").steps, reference.steps).first
-        why = reason(first, _at(job.steps, first), _at(reference.steps, first), repeated)
+        why = reason(first, job.steps, reference.steps, repeated)
         return Verdict(name, "differs", why, found, against, notes)
 
     def _with_itself(self, name: str, task: TaskConfig, stop_at: int) -> Verdict:
@@ -113,27 +109,16 @@ class Verifier:
     ) -> Run:
         """Runs the program as one process that stands for a job, or as one for each of its loops.
 
-        Jobs that begin alike have the same.
-
-        Args:
-            task: what the job's tasks have in common.
-            job: the job, with whose first values it begins.
-            replicas: how many batches of the job make one step.
-            loops: how many processes there are.
-            variant: `perturbed` for values that are off by rounding, `repeated` for the same.
+        It begins with the job's values, which are off by rounding if `perturbed`; jobs that begin
+        alike have the same. So many `replicas` of a batch make one step.
         """
         initial = job.directory / INITIAL
         begin = hashlib.sha256(initial.read_bytes()).hexdigest()
         if (key := (begin, replicas, loops, variant)) not in self._references:
-            start = task.config.launch.start
-            alone = TaskConfig(
-                job="",
-                workers=loops,
-                config=JobConfig().replaced(_ORIGIN, strategy="async", start=start),
-                descriptors=task.descriptors,
-            )
+            given = {"strategy": "async", "start": task.config.launch.start}
+            config = JobConfig().replaced(_ORIGIN, **given)
             self._references[key] = self._run(
-                alone,
+                TaskConfig(job="", workers=loops, config=config, descriptors=task.descriptors),
                 f"{self.limits.steps} steps as one process{variant and f', {variant}'}",
                 self.limits.steps,
                 replicas=replicas,
@@ -169,8 +154,3 @@ def name_of(config: JobConfig) -> str:
     options |= {"replicas": tasks.replicas if tasks.replicas > 1 else 0}
     words = [f"{name}={value}" for name, value in options.items() if value]
     return ", ".join([config.training.strategy or "the program's strategy", *words])
-
-
-def _at(steps: Mapping[int, Record], first: Difference) -> Record:
-    """Returns the step that differs; of a run that has ended before, its last."""
-    return steps.get(first.step) or steps[max(steps)]

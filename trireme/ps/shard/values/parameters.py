@@ -54,6 +54,23 @@ class Values:
             live += self.optimizer.export()
         return live
 
+    def named(self) -> list[tuple[str, torch.Tensor]]:
+        """Returns the part of each parameter, and of its state, with the padding behind, by name.
+
+        They are sorted, as copies of a shard may divide the optimizer's state otherwise. Numbers of
+        a parameter group have one name, for each range that they hold for.
+        """
+        vectors, found = {vector.name: vector for vector in self.buffer.layout.vectors}, []
+        for spec, tensor in self.live(state=True):
+            if spec.group >= 0:
+                found.append((f"{spec.key} of parameter group {spec.group}", tensor))
+                continue
+            for placed in vectors[spec.vector].placed:
+                if part := placed.within(spec.start, spec.stop):
+                    name = f"{spec.key} of {placed.parameter.name!r}"
+                    found.append((name, tensor[part[0] - spec.start : part[1] - spec.start]))
+        return sorted(found, key=lambda each: each[0])
+
     def load(self, step: int, tensors: Tensors) -> None:
         """Replaces the values, and the average and the optimizer's state where they are given."""
         self.changes += 1
