@@ -13,13 +13,18 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from trireme.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
+
+COLUMNS = 512
+"""The 64-bit words of a tensor's memory that are in a row, where `parities` are taken."""
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:
@@ -110,10 +115,31 @@ def digest(value: Any) -> bytes:
     """Returns 16 bytes that differ where the tensors of a structure differ, but by chance."""
     found = hashlib.blake2b(digest_size=16)
     for tensor in tensors_in(value):
-        data = tensor.detach().cpu().contiguous()
-        found.update(repr((tuple(data.shape), data.dtype)).encode())
-        found.update(data.reshape(-1).view(torch.uint8).numpy().data)
+        found.update(repr((tuple(tensor.shape), tensor.dtype)).encode())
+        found.update(parities(tensor).data)
     return found.digest()
+
+
+def parities(tensor: torch.Tensor) -> NDArray[np.uint64]:
+    """Returns the exclusive ors of the columns of its words in rows, those of the rows, its size.
+
+    The last row is filled with zeros. They take one pass at the speed of memory.
+    """
+    data = bytes_of(tensor)
+    end = len(data) // (8 * COLUMNS) * (8 * COLUMNS)
+    rest = np.zeros(8 * COLUMNS, np.uint8)
+    rest[: len(data) - end] = data[end:]
+    table, last = data[:end].view(np.uint64).reshape(-1, COLUMNS), rest.view(np.uint64)
+    columns = np.bitwise_xor.reduce(table, axis=0) ^ last
+    ends = np.array([np.bitwise_xor.reduce(last), len(data)], np.uint64)
+    return np.concatenate((columns, np.bitwise_xor.reduce(table, axis=1), ends))
+
+
+def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
+    """Returns its bytes in their order: its own memory, or a copy of what lies otherwise."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    data: NDArray[np.uint8] = flat.unsqueeze(-1).view(torch.uint8).reshape(-1).numpy()
+    return data
 
 
 def mean_of(tensors: Sequence[torch.Tensor]) -> torch.Tensor:

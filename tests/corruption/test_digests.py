@@ -7,7 +7,9 @@ import random
 import pytest
 import torch
 
-from trireme.corruption.digests import _ROW, Seal, digest
+from trireme.corruption.digests import Seal, digest
+
+_ROW = 4096
 
 
 def tensors() -> list[torch.Tensor]:

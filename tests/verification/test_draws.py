@@ -8,8 +8,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.functional import dropout, dropout2d, scaled_dot_product_attention
 
-from trireme.verification.alike import OFF, turn_dropout_off
-from trireme.verification.recorder import states
+from trireme.verification.recorder import OFF, states, turn_dropout_off
 
 
 @pytest.fixture

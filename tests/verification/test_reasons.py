@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from trireme.verification.compare import Difference
 from trireme.verification.reasons import reason, reason_of_resume
-from trireme.verification.record import Record, joined
+from trireme.verification.record import Record, joined, sketch
 from trireme.verification.recorder import layers_of
-from trireme.verification.sketch import sketch
+from trireme.verification.verdict import Difference
 
 ONE, OTHER = torch.randn(2, 50, generator=torch.Generator().manual_seed(3))
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trireme.verification.sketch import combined, distance, precision, sketch
+from trireme.verification.record import combined, distance, precision, sketch
 
 
 @pytest.mark.parametrize("size", [1, 5, 4096, 4097, 300_000, 1_200_000])
@@ -46,12 +46,6 @@ def test_numbers_that_are_not_finite_are_the_same_at_the_same_places(number: flo
     assert distance(sketch(one), sketch(one.roll(1))) == math.inf
     assert distance(sketch(one), sketch(one.nan_to_num(7.0, 7.0, 7.0))) == math.inf
     assert distance(combined((0.5, sketch(one)), (0.5, sketch(one))), sketch(one)) < 1e-12
-
-
-def test_the_imaginary_part_is_seen() -> None:
-    one = torch.complex(torch.ones(9), torch.ones(9))
-    assert distance(sketch(one), sketch(one.conj())) == pytest.approx(6.0, rel=0.7)
-    assert distance(sketch(one), sketch(one.clone())) == 0
 
 
 def test_numbers_that_are_none_and_other_sizes_are_infinitely_far() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 
+from trireme.corruption.digests import Change, Seal
 from trireme.errors import ConfigurationError, CorruptedValues
 from trireme.job_config import JobConfig
 from trireme.monitor.records import CORRUPTED
@@ -19,30 +20,20 @@ _MOST_TIMES = 3
 
 
 class Checks:
-    """The options of a job, the time that digests take in one task, and what it has found.
-
-    Args:
-        config: the job's; `ConfigurationError` is raised where its options make no sense.
-        say: shows a line.
-
-    Attributes:
-        every: the global steps between two checks; 0 for none.
-        heals: whether values that have changed by themselves are put back.
-        error: what ends the job, once it is found: another thread of the task raises it too.
-    """
+    """The options of a job, the time that digests take in one task, and what it has found."""
 
     def __init__(self, config: JobConfig, say: Callable[[str], object]) -> None:
         given = config.plugin_options
-        self.every = int(given.get("check_every") or 0)
+        self.every = int(given.get("check_every") or 0)  # so many global steps; 0 for never
         self._action = given.get("on_corruption", "warn")
+        self.heals = self._action == "heal"
         if not self.every and "on_corruption" in given:
             raise ConfigurationError(
                 f"on-corruption is {self._action} ({config.origin('on_corruption')}), and nothing "
                 "is compared: add --check-every N"
             )
-        self.heals = self._action == "heal"
-        self.error: CorruptedValues | None = None
-        self._say = say
+        self.error: CorruptedValues | None = None  # ends the job, by whichever thread is next
+        self._say = say  # shows a line
         self._began, self._spent = perf_counter(), 0.0
         self._count, self._last, self._times = 0, "", 0
         self._said: set[str] = set()  # what copies differ in
@@ -65,6 +56,13 @@ class Checks:
         finally:
             self._spent += perf_counter() - began
 
+    def changed(self, kept: Seal | None, writes: int) -> Change | None:
+        """Returns what has changed by itself in memory, since an update has left it so."""
+        if kept is None or kept.writes != writes:
+            return None
+        with self.spending():
+            return kept.changed()
+
     def found(self, what: str, *, stops: bool = False) -> None:
         """Says what was found; raises it where that ends the job."""
         text = f"corrupted values: {what}"
@@ -80,14 +78,8 @@ class Checks:
     ) -> tuple[list[str], list[str]]:
         """Says once which copies are wrong; returns the good and the wrong, if they are healed.
 
-        Copies that were changed by themselves hardly agree with each other: that most of them do
-        says that they are right.
-
-        Args:
-            what: what they are copies of.
-            step: the global step.
-            copies: by task the digests of its tensors, by their names.
-            own: the task that says it only where it is wrong itself.
+        Those that agree with most are right. The `copies` have by task the digests of its tensors,
+        by their names; the task `own` says it only where it is wrong itself.
         """
         kinds = {task: (*taken.items(),) for task, taken in copies.items()}
         (most, times), *others = Counter(kinds.values()).most_common(2)

@@ -16,10 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trireme.tensors import to_local
-
-_COLUMNS = 512
-_ROW = 8 * _COLUMNS  # bytes
+from trireme.tensors import COLUMNS, bytes_of, parities, to_local
 
 
 class Change(NamedTuple):
@@ -39,72 +36,42 @@ class Change(NamedTuple):
 
     def mend(self) -> None:
         """Puts one word back."""
-        data = _bytes_of(self.tensor)
-        word = data[8 * self.word : 8 * self.word + 8]
+        data = bytes_of(self.tensor)
+        word = data[8 * self.word :][:8]
         word ^= np.frombuffer(self.bits.to_bytes(8, "little"), np.uint8)[: len(word)]
-        whole = torch.from_numpy(data).view(self.tensor.dtype)
-        self.tensor.copy_(whole.reshape(self.tensor.shape))
+        self.tensor.copy_(torch.from_numpy(data).view(self.tensor.dtype).view_as(self.tensor))
 
 
 class Seal:
-    """Tensors, and what they hold now.
-
-    Attributes:
-        named: the tensors, with names.
-        writes: how often they were written to until now.
-        digests: the digest of each, by name; of those that share one, of the last.
-    """
+    """Tensors with names, what they hold now, and how often they were written to until now."""
 
     def __init__(self, named: Iterable[tuple[str, torch.Tensor]], writes: int = 0) -> None:
         self.named = [(name, to_local(tensor.detach())) for name, tensor in named]
         self.writes = writes
-        self._parities = [_parities(tensor) for _, tensor in self.named]
-        self.digests = {
-            name: _hash(each) for (name, _), each in zip(self.named, self._parities, strict=True)
-        }
+        self._parities = [(*each, parities(each[1])) for each in self.named]
+        self.digests = {name: _hash(words) for name, _, words in self._parities}
 
     def changed(self) -> Change | None:
         """Returns what has changed since; None for nothing."""
         found = None
-        for (name, tensor), before in zip(self.named, self._parities, strict=True):
-            differing = before ^ _parities(tensor)
+        for name, tensor, before in self._parities:
+            differing = before ^ parities(tensor)
             places = np.flatnonzero(differing)
             if not len(places):
                 continue
-            column, row = int(places[0]), int(places[-1]) - _COLUMNS
-            alone = found is None and len(places) == 2 and column < _COLUMNS and row >= 0
+            column, row = int(places[0]), int(places[-1]) - COLUMNS
+            alone = found is None and len(places) == 2 and column < COLUMNS and row >= 0
             if not alone or differing[column] != differing[places[-1]]:
                 return Change(name, tensor, 0, 0)
-            found = Change(name, tensor, row * _COLUMNS + column, int(differing[column]))
+            found = Change(name, tensor, row * COLUMNS + column, int(differing[column]))
         return found
 
 
 def digest(tensors: Iterable[torch.Tensor]) -> int:
     """Returns one number of all, as messages carry it: less than 2^62, and not 0, which is none."""
-    return _hash(np.array([_hash(_parities(each)) for each in tensors], np.uint64))
+    return _hash(np.array([_hash(parities(each)) for each in tensors], np.uint64))
 
 
 def _hash(words: NDArray[np.uint64]) -> int:
     found = hashlib.blake2b(words.data, digest_size=8).digest()
     return (int.from_bytes(found, "little") >> 2) or 1
-
-
-def _parities(tensor: torch.Tensor) -> NDArray[np.uint64]:
-    """Returns the exclusive ors of the columns of its words in rows, those of the rows, its size.
-
-    The last row is filled with zeros.
-    """
-    data = _bytes_of(tensor)
-    end = len(data) // _ROW * _ROW
-    rest = np.zeros(_ROW, np.uint8)
-    rest[: len(data) - end] = data[end:]
-    table, last = data[:end].view(np.uint64).reshape(-1, _COLUMNS), rest.view(np.uint64)
-    columns = np.bitwise_xor.reduce(table, axis=0) ^ last
-    ends = np.array([np.bitwise_xor.reduce(last), len(data)], np.uint64)
-    return np.concatenate((columns, np.bitwise_xor.reduce(table, axis=1), ends))
-
-
-def _bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    flat = tensor.cpu().contiguous().reshape(-1)
-    data: NDArray[np.uint8] = flat.unsqueeze(-1).view(torch.uint8).reshape(-1).numpy()
-    return data

@@ -88,12 +88,8 @@ class ServerChecks(Watch, Handler):
 
     def before_change(self, step: int, values: Values) -> None:
         self._step, (kept, _) = step, self._kept.pop(values, (None, 0))
-        replica = self.replica(values)
-        if kept is None or kept.writes != values.changes or replica is None:
-            return
-        with self._checks.spending():
-            change = kept.changed()
-        if change is None:
+        change, replica = self._checks.changed(kept, values.changes), self.replica(values)
+        if change is None or replica is None:
             return
         self._checks.found(
             f"memory of {self.task}, {'backup' if replica.log is None else 'primary'} of shard "
@@ -111,14 +107,8 @@ class ServerChecks(Watch, Handler):
             seal = Seal(values.named(), values.changes)
             self._kept[values] = seal, digest(values.buffer.vectors)
         replica = self.replica(values)
-        if replica is None or not self._checks.due(self._step, step):
-            return
-        if replica.log is not None:
+        if replica is not None and self._checks.due(self._step, step):
             self._take(replica, step, self.task, seal.digests)
-        elif replica.source is not None:
-            replica.source.offer(
-                CopyDigests(replica.number, replica.generation, step, seal.digests)
-            )
 
     def digest(self, values: Values, sent: Sequence[torch.Tensor]) -> int:
         seal, taken = self._kept.get(values, (None, 0))
@@ -129,9 +119,11 @@ class ServerChecks(Watch, Handler):
         return self._checks.status()
 
     def _take(self, replica: Replica[Link], step: int, task: str, digests: dict[str, int]) -> None:
-        """Takes the digests of a copy, in the primary, and judges where all are there."""
+        """Takes the digests of a copy; the primary has those of all, and judges."""
         log, number = replica.log, replica.number
         if log is None:
+            if replica.source is not None:
+                replica.source.offer(CopyDigests(number, replica.generation, step, digests))
             return
         copies = self._copies.setdefault((number, replica.generation, step), {})
         copies[task] = digests

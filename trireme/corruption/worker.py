@@ -59,17 +59,11 @@ class WorkerChecks(Observer):
         Else they were mended just now. Where more than a bit has changed, the program has written
         through `.data`, which nobody counts.
         """
-        kept, self._kept = self._kept, None
-        if kept is None or kept.writes != self._writes():
-            return True
-        with self._checks.spending():
-            change = kept.changed()
+        change, self._kept = self._checks.changed(self._kept, self._writes()), None
         if change is None or change.bits.bit_count() != 1:
             return True
-        task = self.worker.task.name
-        self._checks.found(
-            f"memory of {task} has changed by itself after step {self._step}: {change}"
-        )
+        text = f"has changed by itself after step {self._step}: {change}"
+        self._checks.found(f"memory of {self.worker.task.name} {text}")
         if self._checks.heals:
             change.mend()
             self._keep()
@@ -111,10 +105,8 @@ class WorkerChecks(Observer):
                 # Not where they arrive: further ones may come there meanwhile.
                 parts = zip(flat.layout.parts(shard), flat.values, strict=True)
                 if sent and digest([v[part.start : part.stop] for part, v in parts]) != sent:
-                    self._checks.found(
-                        f"values on their way from ps:{servers.server(shard)} to {task} have "
-                        f"changed, of step {self._step}"
-                    )
+                    way = f"on their way from ps:{servers.server(shard)} to {task}"
+                    self._checks.found(f"values {way} have changed, of step {self._step}")
                     if self._checks.heals:
                         servers.pull(train=False)
                         break

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import msgspec
 
-from trireme.cli.run import configuration
+from trireme.cli.run import configuration, prepare, start
 from trireme.errors import ConfigurationError, TriremeError, UsageError
 from trireme.job_config import COMMAND_LINE, LAUNCH_CALL, JobConfig, declared
 from trireme.jobs.function import pack_call
 from trireme.jobs.run import option_texts
+from trireme.launch.config.task_config import TaskConfig, Trial, fresh_job
+from trireme.launch.engines import ENGINES
 from trireme.launch.environment import check_no_task
 from trireme.launch.exit_reason import INTERRUPTED
-from trireme.launch.process_setup.program import MODULE, check_program
+from trireme.launch.output import Console
+from trireme.launch.process_setup.program import MODULE, check_program, program_name
 from trireme.launch.process_setup.resources import allow_many_descriptors
 from trireme.verification.entry import VERIFY, Options
-from trireme.verification.verdict import Verdict, exit_status, page
-from trireme.verification.verifying import Verifier, name_of
+from trireme.verification.reasons import reason, reason_of_resume
+from trireme.verification.record import Run, joined
+from trireme.verification.recorder import INITIAL
+from trireme.verification.verdict import Verdict, compare, exit_status, page
 
+_ORIGIN = "trireme verify"
 _SCRATCH = "trireme-verify-"
 _STRATEGIES: tuple[Mapping[str, Any], ...] = (
     {"strategy": "async", "ps": 1, "workers": 1},
@@ -53,6 +62,9 @@ def main(arguments: Sequence[str]) -> int:
         if file != "-":
             _write(file, "")
     config = configuration(given, given["config"])
+    workers = config.tasks.workers if config.tasks.workers != "auto" else 2
+    most = {"workers": max(2, workers), "every": None}
+    every = [config.replaced(_ORIGIN, **{**most, **values}) for values in _STRATEGIES]
     allow_many_descriptors()
     for each in (signal.SIGTERM, signal.SIGHUP):  # so that runs end, and their files are removed
         signal.signal(each, lambda *_: sys.exit(INTERRUPTED))
@@ -60,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with TemporaryDirectory(prefix=_SCRATCH) as scratch:
             verifier = Verifier(program, own, scratch, partial(print, file=sys.stderr))
-            for chosen in _configs(config) if own.strategies else [config]:
+            for chosen in every if own.strategies else [config]:
                 try:
                     verdicts.append(verifier.verify(chosen))
                 except TriremeError as error:
@@ -92,10 +104,6 @@ def verify(
     **options: Any,
 ) -> Verdict:
     """Says whether a job is the same as one process, as `trireme verify` does from a shell.
-
-        def test_training_is_the_same_on_two_workers():
-            verdict = trireme.verify(train, workers=2, ps=1, strategy="sync")
-            assert verdict.outcome == "same", verdict
 
     The function travels to the runs by cloudpickle, as for `trireme.run`; Ctrl-C ends them. Call it
     from the main thread. Printing the verdict says where the runs differ first, and why.
@@ -141,15 +149,128 @@ def _options(given: Mapping[str, Any], origin: str) -> Options:
     return options
 
 
-def _configs(config: JobConfig) -> Iterator[JobConfig]:
-    workers = config.tasks.workers if config.tasks.workers != "auto" else 2
-    for values in _STRATEGIES:
-        several = {"workers": max(2, workers), "every": None, **values}
-        yield config.replaced("trireme verify", **several)
-
-
 def _write(file: str, text: str) -> None:
     try:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from error
+
+
+class _Ended(Exception):
+    """A run has ended before its last step: the outcome, and why."""
+
+
+@dataclass
+class Verifier:
+    """Compares jobs of one program with one process."""
+
+    program: Sequence[str]  # with its arguments, as after `trireme run`
+    limits: Options
+    scratch: str  # a directory for what runs record
+    say: Callable[[str], object] = str  # told what is done
+
+    def __post_init__(self) -> None:
+        self._compare = partial(compare, tolerance=self.limits.tolerance)
+        self._references: dict[tuple[object, ...], Run] = {}
+
+    def verify(self, config: JobConfig, **descriptors: int) -> Verdict:
+        """Compares a job with one process, or, stopped and resumed, with itself."""
+        task = prepare(config).inheriting(**descriptors)
+        if not ENGINES.load(config.launch.on).one_host:
+            raise UsageError(
+                f"trireme verify --on {config.launch.on}: runs are compared on this host alone"
+            )
+        name, stop_at = name_of(task.config), self.limits.stop_at
+        try:
+            if stop_at is None:
+                return self._with_one_process(name, task)
+            return self._with_itself(name, task, stop_at)
+        except _Ended as ended:
+            return Verdict(name, *ended.args)
+
+    def _with_one_process(self, name: str, task: TaskConfig) -> Verdict:
+        job = self._run(task, f"{name}, {self.limits.steps} steps as a job", self.limits.steps)
+        every = [each for step in job.records.values() for each in step]
+        nature = max(each.nature for each in every)
+        replicas = 1 if nature else max(each.batches for each in every)
+        loops = 1 if any(each.positions for each in every) else replicas
+        again = partial(self._reference, task, job, replicas, loops)
+        reference = again()
+        joined = f" for each of {loops} loops, with their gradients joined" if loops > 1 else ""
+        against, notes = f"one process{joined}", sorted(job.notes() | reference.notes())
+        found = self._compare(job.steps, reference.steps)
+        if nature:
+            return Verdict(name, "apart", nature, replace(found, first=None), against, notes)
+        if found.first is not None:
+            found = self._compare(job.steps, reference.steps, grown=again("perturbed").steps)
+        if (first := found.first) is None:
+            return Verdict(name, "same", "", found, against, notes)
+        repeated = self._compare(again("repeated").steps, reference.steps).first
+        why = reason(first, job.steps, reference.steps, repeated)
+        return Verdict(name, "differs", why, found, against, notes)
+
+    def _with_itself(self, name: str, task: TaskConfig, stop_at: int) -> Verdict:
+        """Compares a job that is stopped at a step and resumed with one that is not."""
+        steps, against = self.limits.steps, "the job that was not stopped"
+        whole = self._run(task, f"{name}, {steps} steps without a stop", steps)
+        run_dir = str(whole.directory / "resumed")
+        name = f"{name}, stopped at step {stop_at} and resumed"
+        before = self._run(task, f"{name}: until then", stop_at, run_dir)
+        after = self._run(task, f"{name}: from then on", steps, run_dir)
+        records = {step: each for step, each in before.records.items() if step <= stop_at}
+        records |= {step: each for step, each in after.records.items() if step > stop_at}
+        found = self._compare(joined(records), whole.steps)
+        if (first := found.first) is None:
+            return Verdict(name, "same", "", found, against)
+        return Verdict(name, "differs", reason_of_resume(first, stop_at), found, against)
+
+    def _reference(
+        self, task: TaskConfig, job: Run, replicas: int, loops: int, variant: str = ""
+    ) -> Run:
+        """Runs the program as one process that stands for a job, or as one for each of its loops.
+
+        It begins with the job's values, which are off by rounding if `perturbed`; jobs that begin
+        alike have the same. So many `replicas` of a batch make one step.
+        """
+        initial = job.directory / INITIAL
+        begin = hashlib.sha256(initial.read_bytes()).hexdigest()
+        if (key := (begin, replicas, loops, variant)) not in self._references:
+            given = {"strategy": "async", "start": task.config.launch.start}
+            config = JobConfig().replaced(_ORIGIN, **given)
+            self._references[key] = self._run(
+                TaskConfig(job="", workers=loops, config=config, descriptors=task.descriptors),
+                f"{self.limits.steps} steps as one process{variant and f', {variant}'}",
+                self.limits.steps,
+                replicas=replicas,
+                joined=replicas // loops,
+                settings={"initial": str(initial), "variant": variant},
+            )
+        return self._references[key]
+
+    def _run(self, task: TaskConfig, what: str, steps: int, run_dir: str = "", **trial: Any) -> Run:
+        """Runs the program as a job, as `trireme run` does, to a global step."""
+        self.say(what)
+        directory = Path(mkdtemp(dir=self.scratch))
+        config = task.config.replaced(_ORIGIN, run_dir=run_dir or str(directory / "run"))
+        made = Trial(record=str(directory), most_steps=steps, **trial)
+        task = msgspec.structs.replace(task, job=fresh_job(), config=config, trial=made)
+        out = io.StringIO()
+        status = start(task, self.program, program_name(self.program), Console(out, out, {}))
+        if status == INTERRUPTED:  # by a signal, which ends all of it
+            raise KeyboardInterrupt
+        run = Run(directory, out.getvalue().splitlines())
+        last = max(run.records, default=0)
+        if status == 2 and not last:
+            raise _Ended("refused", run.cause())
+        if len(run.records) < 2 or (status and last < steps):  # a program may end by itself
+            raise _Ended("failed", f"{what}: status {status} after step {last}: {run.cause()}")
+        return run
+
+
+def name_of(config: JobConfig) -> str:
+    """Returns the name of a job, such as `sync, ps=1, workers=2`."""
+    tasks = config.tasks
+    options = {"ps": tasks.ps, "workers": tasks.workers, "mesh": config.model.mesh}
+    options |= {"replicas": tasks.replicas if tasks.replicas > 1 else 0}
+    words = [f"{name}={value}" for name, value in options.items() if value]
+    return ", ".join([config.training.strategy or "the program's strategy", *words])

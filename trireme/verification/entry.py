@@ -11,8 +11,6 @@ from trireme.job_config import Option, Positive, declared
 from trireme.launch.engines import all_options
 from trireme.session.worker.observer import ObserverType
 
-Share = Annotated[float, Meta(gt=0, lt=1)]
-
 
 # fmt: off
 class Options(Struct, frozen=True):
@@ -23,7 +21,7 @@ class Options(Struct, frozen=True):
         "compare under every strategy that the program allows")] = None
     stop_at: Annotated[Positive | None, Option("K",
         "compare a job that is stopped at step K and resumed with one that is not")] = None
-    tolerance: Annotated[Share | None, Option("R",
+    tolerance: Annotated[Annotated[float, Meta(gt=0, lt=1)] | None, Option("R",
         "how far gradients may be apart, relative to their norm (default: by dtype and batch size)",
         expects="a number above 0 and below 1")] = None
     json: Annotated[str | None, Option("FILE",

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from trireme.verification.compare import Difference
-from trireme.verification.record import Record
-from trireme.verification.sketch import distance
+from trireme.verification.record import Record, distance
+from trireme.verification.verdict import Difference
 
 _EQUAL = 0.02  # how far weights may be off, and still explain a gradient
 _SUMS_TO_ONE = 0.05
@@ -21,12 +20,9 @@ def reason(
     first: Difference,
     job: Mapping[int, Record],
     reference: Mapping[int, Record],
-    repeated: Difference | None = None,
+    repeated: Difference | None = None,  # the reference's own, from its repetition
 ) -> str:
-    """Returns why a job differs, in words of the program; what to look at where it is unknown.
-
-    The reference may have differed from its own repetition.
-    """
+    """Returns why a job differs, in words of the program; what to look at where it is unknown."""
     if repeated is not None:
         return (
             "the program differs from its own repetition in one process, from step "
@@ -53,12 +49,10 @@ def _positions(job: Record, reference: Record) -> str:
     return f"{mine} and one process {other}" if both[0] != both[1] else ""
 
 
-def _model_draws(job: Record, reference: Record) -> str:
-    return "yes" * any("model" in each.drew for each in (*job.workers, *reference.workers))
-
-
-def _loop_draws(job: Record, reference: Record) -> str:
-    return "yes" * any("loop" in each.drew for each in (*job.workers, *reference.workers))
+def _draws_in(place: str) -> _Look:
+    return lambda job, reference: (
+        place * any(place in each.drew for each in (*job.workers, *reference.workers))
+    )
 
 
 def _layers(job: Record, reference: Record) -> str:
@@ -111,12 +105,13 @@ def _uncounted_weights(job: Record, reference: Record) -> str:
     return ", ".join(f"{one.task} {now:.3f} in place of {then:.3f}" for one, now, then in texts)
 
 
+_MODEL_DRAWS, _LOOP_DRAWS = map(_draws_in, ("model", "loop"))
+_COMPUTED = _positions, _MODEL_DRAWS, _uncounted_weights, _layers, _hooks, _unreached, _LOOP_DRAWS
+_APPLIED = _hooks, _unreached, _changed_gradient
 _REASONS: dict[str, Sequence[_Look]] = {
-    "examples": (_positions, _loop_draws),
-    "loss": (_model_draws, _uncounted_weights, _layers, _hooks, _unreached, _loop_draws),
-    "gradient": (_model_draws, _uncounted_weights, _layers, _hooks, _unreached, _loop_draws),
-    "values": (_hooks, _unreached, _changed_gradient),
-    "state": (_hooks, _unreached, _changed_gradient),
+    "examples": (_positions, _LOOP_DRAWS),
+    **dict.fromkeys(("loss", "gradient"), _COMPUTED),
+    **dict.fromkeys(("values", "state"), _APPLIED),
     "buffers": (_layers,),
 }
 """What explains a difference, by its stage; the surest are first."""
@@ -124,7 +119,7 @@ _REASONS: dict[str, Sequence[_Look]] = {
 _TEXTS: dict[_Look, str] = {
     _positions: "the workers were dealt the examples {1}: their order, or an epoch's end, depends "
     "on the number of workers",
-    _model_draws: "the model draws random numbers in its forward pass, each worker its own: draw "
+    _MODEL_DRAWS: "the model draws random numbers in its forward pass, each worker its own: draw "
     "in the data set, where numbers follow from the example",
     _uncounted_weights: "the loss of each worker is a mean over something else than its examples, "
     "such as tokens ({1}): give weight= of the session, or optimizer.step(examples=tokens)",
@@ -133,7 +128,7 @@ _TEXTS: dict[_Look, str] = {
     _hooks: "{1} has a hook in one process, and none in the job, which trains other parameters",
     _unreached: "parameter {1} and has one on the other workers{line}: which parameters a worker "
     "trains depends on its batch, or on which worker it is",
-    _loop_draws: "the loop draws random numbers between two steps{line}, each worker its own: draw "
+    _LOOP_DRAWS: "the loop draws random numbers between two steps{line}, each worker its own: draw "
     "in the data set, where numbers follow from the example",
     _changed_gradient: "the gradients are computed alike, and differ when they reach the "
     "optimizer{line} ({1}): the program clips or scales each worker's own gradient, by its own "

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import distributed, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trireme.data.batch import Batch
@@ -24,12 +26,12 @@ from trireme.session.observers.liveness import line_of_program
 from trireme.session.result import StepResult
 from trireme.session.worker.observer import Observer
 from trireme.tensors import is_dtensor, tensors_in
-from trireme.verification.alike import Meeting, begin_alike, turn_dropout_off
-from trireme.verification.record import Record
-from trireme.verification.sketch import as_real, combined, number, precision, sketch
+from trireme.verification.record import Record, combined, number, precision, sketch
 
 INITIAL = "initial.safetensors"
 _MIXED = 2_654_435_761  # spreads whole numbers, of which a bit more is another example
+_KERNELS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
+OFF = "dropout is off in all runs: each worker, and one process, would drop others"
 _NO_NUMBERS = ("params", "initial_lr", "foreach", "fused", "capturable", "differentiable")
 
 
@@ -58,8 +60,8 @@ class Recorder(Observer):
         super().__init__(worker)
         self._trial, task = trial, worker.task
         self._record = Record(task=task.name)
-        several = not task.servers and task.group.size == 1 and task.workers > 1
-        self._meeting = Meeting(trial.record, task.index, task.workers) if several else None
+        several = trial.replicas > trial.joined
+        self._meeting = Meeting(trial.record, task.index, trial.replicas) if several else None
         self._losses: list[float] = []  # of each `backward()` of a step
         self._notes: set[str] = set()
         self._dealt = 0  # how many examples the program was dealt last
@@ -67,25 +69,22 @@ class Recorder(Observer):
         self._hooked: set[int] = set()
         self._own_hooks: list[str] = []  # the parameters with hooks of the program
         self._own_loop = True
-        self._forward = False  # whether the model computes a loss that is recorded
 
     def on_start(self) -> None:
         torch.set_deterministic_debug_mode("warn")
         worker, setup = self.worker, self.worker.setup
         turn_dropout_off(setup.model, self._notes)
-        if (given := self._trial.settings.get("initial")) is not None:
-            held = {f"values/{name}": each for name, each in setup.trained.parameters.items()}
-            held |= {f"buffers/{name}": each for name, each in named_buffers(setup.model)}
-            perturbed = self._trial.settings["variant"] == "perturbed"
-            begin_alike(held, load_file(str(given)), perturbed=perturbed)
         found = self._held(state=False)
-        if given is None and any(key.startswith("values/") for key in found):
+        if (given := self._trial.settings.get("initial")) is not None:
+            perturbed = self._trial.settings["variant"] == "perturbed"
+            begin_alike(found, load_file(str(given)), perturbed=perturbed)
+        elif worker.lifecycle.is_chief:
             copies = {n: t.detach().cpu().contiguous().clone() for n, t in found.items()}
-            save_file(copies, Path(self._trial.record, INITIAL))
+            save_file(copies, f"{self._trial.record}/{INITIAL}")
         begin = Record(task=worker.task.name, step=worker.global_step, nature=_nature(setup))
         begin.batches = setup.settings.batches_per_step
         begin.sketches = {key: sketch(each) for key, each in found.items()}
-        begin.write(Path(self._trial.record))
+        begin.write(self._trial.record)
         self._hook(setup.model)
         self._watch_program()
         self._states = states()
@@ -100,7 +99,7 @@ class Recorder(Observer):
         for name, parameter in self.worker.setup.trained.parameters.items():
             if parameter.requires_grad and self._is_new(parameter):
                 self._own_hooks += [name] if parameter._backward_hooks else []
-                parameter.register_hook(Hook(partial(self._computed, name)))
+                parameter.register_hook(Hook(partial(self._add, f"gradient/{name}")))
 
     def _is_new(self, hooked: object) -> bool:
         before = len(self._hooked)
@@ -135,20 +134,18 @@ class Recorder(Observer):
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if not torch.is_grad_enabled() or not module.training:
             return
+        self._note_draws("loop")
         found = [each for each in tensors_in((args, kwargs)) if each.dim()]
         if not all(type(each) is torch.Tensor for each in found):
             return  # the model is captured as a graph
-        self._note_draws("loop")
         examples = self._dealt or min(map(len, found[:1]), default=0)
         rows = [each for each in found if len(each) == examples]
         self._record.shapes.append(str([tuple(each.shape[1:]) for each in rows]))
         if rows:
             self._add("examples/contents", torch.cat([_sums(each) for each in rows]))
-        self._forward = True
 
     def _after_forward(self, module: nn.Module, args: Any, outputs: Any) -> None:
-        if self._forward:
-            self._forward = False
+        if torch.is_grad_enabled() and module.training:
             self._note_draws("model")
 
     def _note_draws(self, where: str) -> None:
@@ -157,13 +154,11 @@ class Recorder(Observer):
             self._record.drew.append(where)
         self._states = now
 
-    def _computed(self, name: str, gradient: torch.Tensor) -> None:
-        if _is_plain(gradient):
-            self._add(f"gradient/{name}", gradient)
-
     def _add(self, key: str, tensor: torch.Tensor) -> None:
-        found, mine = self._record.sketches, sketch(tensor)
-        found[key] = combined((1.0, found[key]), (1.0, mine)) if key in found else mine
+        """Adds a tensor to those of a key; parts of one, and rows of tables, are left out."""
+        if tensor.layout is torch.strided and not is_dtensor(tensor):
+            found, mine = self._record.sketches, sketch(tensor)
+            found[key] = combined((1.0, found[key]), (1.0, mine)) if key in found else mine
 
     def before_update(self, weight: float, examples: Sequence[Span]) -> None:
         record, setup = self._record, self.worker.setup
@@ -180,8 +175,8 @@ class Recorder(Observer):
             self._meeting.average(weight, parameters.values())
         for name, parameter in parameters.items():
             record.eps = max(record.eps, precision(parameter.dtype))
-            if (gradient := parameter.grad) is not None and _is_plain(gradient):
-                record.sketches[f"pushed/{name}"] = sketch(gradient)
+            if parameter.grad is not None:
+                self._add(f"pushed/{name}", parameter.grad)
 
     def after_update(self) -> None:
         held = self._held(state=True)
@@ -195,7 +190,7 @@ class Recorder(Observer):
             name = f"of backward() {place} of {len(losses)}" if len(losses) > 1 else ""
             record.sketches[f"loss/{name}"] = number(loss)
         record.step, record.notes = result.global_step, sorted(self._notes)
-        record.write(Path(self._trial.record))
+        record.write(self._trial.record)
         self._record, self._losses = Record(task=record.task, eps=record.eps), []
         self._hook(self.worker.setup.model)  # also parameters that were added
         self._states = states()
@@ -205,24 +200,21 @@ class Recorder(Observer):
             self._meeting.leave(self.worker.setup.trained.parameters.values())
 
     def _held(self, *, state: bool) -> dict[str, torch.Tensor]:
-        """Returns the buffers, and on the chief the values and the optimizer's state of the job.
-
-        Processes that hold a model together all take part.
-        """
+        """Returns the buffers, and on the chief the values and the optimizer's state of the job."""
         worker, setup = self.worker, self.worker.setup
         found = {
             f"buffers/{name}": each
             for name, each in named_buffers(setup.model)
-            if (each.is_floating_point() or each.is_complex()) and not each.is_meta
+            if each.is_floating_point() and not each.is_meta
         }
         takes_part = setup.process_group is not None or worker.lifecycle.is_chief
         if not takes_part or (worker.task.servers and worker.task.index):
             return found
+        # All processes that hold a model together take part.
         held = worker.backend.snapshot(state=state)
         if worker.lifecycle.is_chief:
             # Servers may have what another worker's loop has written since.
-            whole = worker.task.servers and setup.part is None
-            values = setup.trained.parameters if whole else held.values
+            values = setup.trained.parameters if setup.part is None else held.values
             found |= {f"values/{name}": each for name, each in values.items()}
             found |= {f"state/{name}": each for name, each in held.optimizer.items()}
         return found
@@ -230,32 +222,25 @@ class Recorder(Observer):
 
 def _nature(setup: TrainingSetup) -> str:
     """Returns why a job cannot equal one process number by number; "" where it can."""
-    settings = setup.settings
-    rule, workers, name = settings.rule, settings.task.workers, settings.strategy.name
-    adaptive = {type(each).__name__ for each in members(setup.optimizer)} - {"SGD"}
-    why = (
-        (not settings.task.servers, ""),
-        (rule.codec != "none", f"gradients are packed by {rule.codec}"),
-        (settings.prefetches, f"{name} with prefetch computes each gradient from older values"),
-        (workers == 1 and rule.period == 1, ""),
-        (not rule.synchronous, f"under {name} others change the values of a gradient meanwhile"),
-        (rule.period > 1, f"under {name} workers train {rule.period} steps between exchanges"),
-        (
-            rule.every is not None and adaptive,
-            f"under {name} each worker's {min(adaptive, default='')} divides by its own gradients",
-        ),
-        (0 < rule.aggregate < workers, f"{name} leaves out the slowest of {workers} workers"),
-    )
-    return next((text for holds, text in why if holds), "")
-
-
-def _is_plain(gradient: torch.Tensor) -> bool:
-    return gradient.layout is torch.strided and not is_dtensor(gradient)
+    settings, rule = setup.settings, setup.settings.rule
+    workers, name = settings.task.workers, settings.strategy.name
+    adaptive = any(type(each).__name__ != "SGD" for each in members(setup.optimizer))
+    why = {
+        f"gradients are packed by {rule.codec}": rule.codec != "none",
+        f"{name} with prefetch computes each gradient from older values": settings.prefetches,
+        f"under {name} workers compute gradients from values of their own": rule.period > 1
+        or (workers > 1 and not rule.synchronous),
+        f"under {name} each worker's optimizer divides by its own gradients": workers > 1
+        and rule.every is not None
+        and adaptive,
+        f"{name} leaves out the slowest of {workers} workers": 0 < rule.aggregate < workers,
+    }
+    return next((text for text, holds in why.items() if holds and settings.task.servers), "")
 
 
 def _sums(rows: torch.Tensor) -> torch.Tensor:
     """Returns the sum of examples, and that of their absolute values, which does not cancel."""
-    flat = as_real(rows).reshape(len(rows), -1)
+    flat = rows.detach().reshape(len(rows), -1)
     if not flat.is_floating_point():
         flat = (flat.long() * _MIXED % 2**32).double() / 2**31 - 1
     flat = flat.to("cpu", torch.float64).nan_to_num()
@@ -264,9 +249,8 @@ def _sums(rows: torch.Tensor) -> torch.Tensor:
 
 def states() -> object:
     """Returns what tells whether somebody has drawn since from torch, NumPy or `random`."""
-    numpy: Any = np.random.get_state()
     drawn = torch.get_rng_state().numpy().tobytes()
-    return drawn, hash((numpy[1].tobytes(), numpy[2])), hash(random.getstate())
+    return drawn, str(np.random.get_state()), hash(random.getstate())
 
 
 def layers_of(model: nn.Module) -> Iterator[str]:
@@ -289,3 +273,71 @@ def _settings(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, float]]:
                 if isinstance(each, (int, float)) or (torch.is_tensor(each) and each.numel() == 1):
                     at = f"[{place}]" if several else ""
                     yield f"settings/{name}{at}{where}", float(each)
+
+
+def turn_dropout_off(model: nn.Module, notes: set[str]) -> None:
+    """Has no kernel of dropout drop anything in this process, and notes it where one would."""
+
+    def kept(kernel: Any, input: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        if train and p:
+            notes.add(OFF)
+        return kernel(input, 0.0, train)  # type: ignore[no-any-return]
+
+    def attend(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if any(args[4:5]) or kwargs.get("dropout_p"):
+            notes.add(OFF)
+            kwargs |= {"dropout_p": 0.0, **dict(zip(("is_causal",), args[5:], strict=False))}
+            args = args[:4]
+        return attention(*args, **kwargs)
+
+    kernels: Any = functional._VF  # type: ignore[attr-defined]
+    for kernel in (*_KERNELS, *(f"{name}_" for name in _KERNELS)):
+        setattr(kernels, kernel, partial(kept, getattr(kernels, kernel)))
+    attention = functional.scaled_dot_product_attention
+    for module in list(sys.modules.values()):  # the program may have imported the function
+        for name in [name for name, each in list(vars(module).items()) if each is attention]:
+            setattr(module, name, attend)
+    for layer in model.modules():
+        if isinstance(layer, nn.RNNBase) and layer.dropout:
+            notes.add(OFF)
+            layer.dropout = 0.0
+
+
+@torch.no_grad()
+def begin_alike(
+    held: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], *, perturbed: bool
+) -> None:
+    """Fills tensors with those that another run has saved, or with values off by rounding."""
+    generator = torch.Generator().manual_seed(1)
+    for name in sorted(held.keys() & saved.keys()):
+        value = saved[name]
+        if perturbed and name.startswith("values/"):
+            signs = torch.randint(2, value.shape, generator=generator) * 2 - 1
+            value = value * (1 + signs * precision(value.dtype))
+        held[name].copy_(value)
+
+
+class Meeting:
+    """Processes that each stand for one worker, without the collectives that they are to judge."""
+
+    def __init__(self, directory: str, rank: int, size: int) -> None:
+        torch: Any = distributed
+        store = torch.FileStore(f"{directory}/meeting", size)
+        self._group = torch.ProcessGroupGloo(store, rank, size, timedelta(minutes=10))
+
+    def average(self, weight: float, parameters: Collection[nn.Parameter]) -> float:
+        """Replaces gradients by their mean over the examples of all, whose number it returns."""
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in parameters]
+        sums = [part.reshape(-1).to("cpu", torch.float64) * weight for part in parts]
+        flat = torch.cat([torch.tensor([weight], dtype=torch.float64), *sums])
+        self._group.allreduce([flat]).wait()
+        total, *means = torch.split(flat, [1, *map(torch.numel, parts)])
+        for parameter, part, mean in zip(parameters, parts, means, strict=True):
+            if total and (parameter.grad is not None or mean.any()):
+                parameter.grad = part.copy_((mean / total).view_as(part))
+        return float(total)
+
+    def leave(self, parameters: Collection[nn.Parameter]) -> None:
+        """Takes part with no examples until no process has any: this one makes no more steps."""
+        while self.average(0.0, parameters):
+            pass
