@@ -198,7 +198,7 @@ def _joined(records: Sequence[Record]) -> Record:
     first, chief = part[0], [each for each in records if each.stage("values")]
     weight, whole = sum(each.weight for each in part), [1.0] * len(part)
     shares = [each.weight / (weight or 1.0) for each in part]
-    equal = [1.0 / len(records)] * len(records)
+    plain = [1.0 / len(part)] * len(part) if first.weighed else shares
     # Where shapes differ, by padding, the same examples have other contents, and with other numbers
     # of losses nobody knows which belong together: neither is compared.
     shapes = first.shapes if all(each.shapes == first.shapes for each in part) else []
@@ -213,10 +213,10 @@ def _joined(records: Sequence[Record]) -> Record:
         sketches={
             **_sums("examples", part, whole),
             **_sums("loss", alike, shares),
-            **_sums("gradient", part, equal if first.weighed else shares),
+            **_sums("gradient", part, plain),
             **_sums("pushed", part, shares),
             **_sums("settings", part[:1], whole),
-            **_sums("buffers", records, equal),
+            **_sums("buffers", records, [1.0 / len(records)] * len(records)),
             **_sums("values", chief[:1], whole),
             **_sums("state", chief[:1], whole),
         },

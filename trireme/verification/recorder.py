@@ -78,7 +78,7 @@ class Recorder(Observer):
         if (given := self._trial.settings.get("initial")) is not None:
             perturbed = self._trial.settings["variant"] == "perturbed"
             begin_alike(found, load_file(str(given)), perturbed=perturbed)
-        elif worker.lifecycle.is_chief:
+        elif any(key.startswith("values/") for key in found):
             copies = {n: t.detach().cpu().contiguous().clone() for n, t in found.items()}
             save_file(copies, f"{self._trial.record}/{INITIAL}")
         begin = Record(task=worker.task.name, step=worker.global_step, nature=_nature(setup))

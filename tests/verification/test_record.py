@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from trireme.verification.record import combined, distance, precision, sketch
+from trireme.verification.record import (
+    Record,
+    combined,
+    distance,
+    joined,
+    number,
+    precision,
+    sketch,
+)
 
 
 @pytest.mark.parametrize("size", [1, 5, 4096, 4097, 300_000, 1_200_000])
@@ -59,3 +67,42 @@ def test_every_real_dtype_has_a_sketch(dtype: torch.dtype) -> None:
     value = torch.tensor([[1, 0], [0, 1]]).to(dtype)
     assert sketch(value).count == 4
     assert (precision(dtype) > 0) == dtype.is_floating_point
+
+
+def test_workers_are_joined_by_their_examples() -> None:
+    a, b = torch.randn(10), torch.randn(10)
+    records = [
+        Record(
+            task="worker:1", step=1, weight=3, positions=[1, 2, 3], shapes=["s"], sketches={
+                "gradient/w": sketch(b), "examples/contents": sketch(b), "loss/": number(2),
+            },
+        ),
+        Record(
+            task="worker:0", step=1, weight=1, positions=[0], shapes=["s"], sketches={
+                "gradient/w": sketch(a), "gradient/k": sketch(a), "values/w": sketch(a),
+                "examples/contents": sketch(a), "loss/": number(1),
+            },
+        ),
+    ]  # fmt: skip
+    begin = Record(sketches={"values/w": sketch(b)})
+    made = joined({0: [begin], 1: records})[1]
+    assert made.positions == [0, 1, 2, 3]
+    assert joined({1: [records[0], records[0]]})[1].positions == [1, 2, 3]  # parts of one model
+    assert made.shapes == ["s"]
+    assert made.sketches["loss/"].size == 1.75
+    assert [each.task for each in made.workers] == ["worker:0", "worker:1"]
+    for key, expected in {
+        "examples/contents": a.double() + b.double(),
+        "gradient/w": a.double() / 4 + 3 * b.double() / 4,
+        "gradient/k": a.double() / 4,
+        "values/w": a.double() - b.double(),
+    }.items():
+        assert made.sketches[key].marks == pytest.approx(sketch(expected).marks)
+
+
+def test_calls_of_other_shapes_and_other_numbers_of_losses_are_not_joined() -> None:
+    records = [
+        Record(weight=1, shapes=[each], sketches={f"loss/{each}": number(1)}) for each in ("s", "t")
+    ]
+    made = joined({1: records})[1]
+    assert made.shapes == [] and made.stage("loss") == {}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from trireme.verification.record import Record, joined, number, sketch
+from trireme.verification.record import Record, number, sketch
 from trireme.verification.verdict import compare
 
 EPS = 2.0**-23
@@ -145,42 +145,3 @@ def test_the_tolerance_can_be_set() -> None:
     job = begun(step(1, **{"loss/": 0.51}))
     assert compare(job, begun(step(1))).first is not None
     assert compare(job, begun(step(1)), tolerance=0.05).first is None
-
-
-def test_workers_are_joined_by_their_examples() -> None:
-    a, b = torch.randn(10), torch.randn(10)
-    records = [
-        Record(
-            task="worker:1", step=1, weight=3, positions=[1, 2, 3], shapes=["s"], sketches={
-                "gradient/w": sketch(b), "examples/contents": sketch(b), "loss/": number(2),
-            },
-        ),
-        Record(
-            task="worker:0", step=1, weight=1, positions=[0], shapes=["s"], sketches={
-                "gradient/w": sketch(a), "gradient/k": sketch(a), "values/w": sketch(a),
-                "examples/contents": sketch(a), "loss/": number(1),
-            },
-        ),
-    ]  # fmt: skip
-    begin = Record(sketches={"values/w": sketch(b)})
-    made = joined({0: [begin], 1: records})[1]
-    assert made.positions == [0, 1, 2, 3]
-    assert joined({1: [records[0], records[0]]})[1].positions == [1, 2, 3]  # parts of one model
-    assert made.shapes == ["s"]
-    assert made.sketches["loss/"].size == 1.75
-    assert [each.task for each in made.workers] == ["worker:0", "worker:1"]
-    for key, expected in {
-        "examples/contents": a.double() + b.double(),
-        "gradient/w": a.double() / 4 + 3 * b.double() / 4,
-        "gradient/k": a.double() / 4,
-        "values/w": a.double() - b.double(),
-    }.items():
-        assert made.sketches[key].marks == pytest.approx(sketch(expected).marks)
-
-
-def test_calls_of_other_shapes_and_other_numbers_of_losses_are_not_joined() -> None:
-    records = [
-        Record(weight=1, shapes=[each], sketches={f"loss/{each}": number(1)}) for each in ("s", "t")
-    ]
-    made = joined({1: records})[1]
-    assert made.shapes == [] and made.stage("loss") == {}
