@@ -38,7 +38,7 @@ from trireme.cli.command import COMMANDS, Parser
 from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
 from trireme.job_config import declared
-from trireme.launch.ray.options import RayOptions
+from trireme.ray.options import RayOptions
 from trireme.ps import lending_messages, snapshot_messages
 from trireme.ps import messages as ps_messages
 from trireme.ps import rule as ps_rule

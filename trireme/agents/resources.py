@@ -1,17 +1,29 @@
-"""What each task of a job reserves of a Ray cluster, and on which node it best does. Pure."""
+"""What each task of a job reserves of a cluster, and on which node it best does. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-
-from trireme.launch.ray.options import RayOptions
+from typing import Protocol
 
 Resources = Mapping[str, float]
-"""Amounts of Ray's resources, such as `CPU` and `GPU`, by name."""
+"""Amounts of what a node has, such as `CPU` and `GPU`, by name."""
 
 
-def resources_of(name: str, options: RayOptions) -> dict[str, float]:
+class WorkerResources(Protocol):
+    """What an engine's options say of its workers."""
+
+    @property
+    def cpus_per_worker(self) -> int: ...
+
+    @property
+    def gpus_per_worker(self) -> float: ...
+
+    @property
+    def pack_workers(self) -> bool: ...
+
+
+def resources_of(name: str, options: WorkerResources) -> dict[str, float]:
     """Returns the resources that a server or a worker reserves."""
     if _role(name) == "ps":
         return {"CPU": 1.0}
@@ -21,7 +33,7 @@ def resources_of(name: str, options: RayOptions) -> dict[str, float]:
 
 def choose_nodes(
     names: Iterable[str],
-    options: RayOptions,
+    options: WorkerResources,
     free: Mapping[str, Resources],
     taken: Mapping[str, str],
 ) -> dict[str, str]:
@@ -57,6 +69,20 @@ def total(resources: Iterable[Resources]) -> dict[str, float]:
     for each in resources:
         amounts.update(each)
     return dict(amounts)
+
+
+def amounts(has: Resources) -> str:
+    """Returns amounts in words, such as `2 cores and 1 GPUs`."""
+    cores = f"{has['CPU']:g} {'core' if has['CPU'] == 1 else 'cores'}"
+    return cores + (f" and {has['GPU']:g} GPUs" if "GPU" in has else "")
+
+
+def wanted(names: Iterable[str], options: WorkerResources) -> str:
+    """Returns what tasks ask for together, and the most that one does, in words."""
+    needs = [resources_of(name, options) for name in names]
+    largest = max(needs, key=lambda each: each["CPU"])
+    one = "" if len(needs) == 1 else f", {amounts(largest)} of them"
+    return f"{amounts(total(needs))}{one} on one node"
 
 
 def _role(name: str) -> str:

@@ -12,7 +12,7 @@ from trireme.cli.command import COMMANDS
 from trireme.errors import ConfigurationError, UsageError
 from trireme.launch.config.sources import read_config, read_file
 from trireme.launch.engines import ENGINES, all_options, check_engine, engine_options
-from trireme.launch.ray.options import RayOptions
+from trireme.ray.options import RayOptions
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import psutil
 import pytest
 
 from tests.launch.programs import alive
+from trireme.agents.agent import NodeFacts, TaskAgent
 from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.launcher import TaskEnded
-from trireme.launch.ray.agent import NodeFacts, TaskAgent
 
 pytestmark = pytest.mark.processes
 
@@ -46,9 +46,8 @@ def hear(agent: TaskAgent, until: str = "") -> tuple[list[tuple[str, bool]], Tas
     while time.monotonic() < deadline:
         report = agent.report(1.0)
         lines += [(line.decode(), error) for line, error in report.lines]
-        ended = [event for event in report.events if isinstance(event, TaskEnded)]
-        if ended or (until and (until, False) in lines):
-            return lines, ended[0] if ended else None
+        if report.ended or (until and (until, False) in lines):
+            return lines, report.ended
     raise AssertionError(f"no end after {SECONDS:.0f} s: {lines}")
 
 

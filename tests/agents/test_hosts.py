@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from trireme.agents.agent import NodeFacts
+from trireme.agents.hosts import check_process_groups, listen_hosts
 from trireme.errors import ConfigurationError
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.launcher import tasks_of_job
-from trireme.launch.ray.agent import NodeFacts
-from trireme.launch.ray.cluster import check_process_groups, listen_hosts
 
 HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", hostname="h1", version="1.0")
 THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", hostname="h2", version="1.0")

@@ -1,4 +1,4 @@
-"""Starts the tasks of a job on the nodes of a Ray cluster, and returns when all have ended.
+"""Starts the tasks of a job on the nodes of a cluster, and returns when all have ended.
 
 Agents end with this launcher, and tasks end with their agents, so that nothing is left behind.
 """
@@ -20,11 +20,13 @@ from typing import Any
 
 import msgspec
 
+from trireme.agents.agent import NodeFacts, TaskReport
+from trireme.agents.hosts import bracketed, check_process_groups, listen_hosts
+from trireme.agents.pool import NOTICE_SECONDS, Agent, Pool, first_line, inspect_nodes
 from trireme.cluster.spec import LOOPBACK, is_loopback
 from trireme.errors import ConfigurationError
 from trireme.launch.config.secret import SECRET_VARIABLE
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig
-from trireme.launch.engines import engine_options
 from trireme.launch.exit_reason import ExitReason, describe_status
 from trireme.launch.launcher import (
     Event,
@@ -38,20 +40,6 @@ from trireme.launch.launcher import (
 from trireme.launch.output import Console, TaskOutputs
 from trireme.launch.process_setup.resources import thread_variables, threads_of_task
 from trireme.launch.process_setup.signals import requests_to_stop, signals
-from trireme.launch.ray.agent import NodeFacts, TaskReport
-from trireme.launch.ray.cluster import (
-    NOTICE_SECONDS,
-    Agent,
-    Reservations,
-    bracketed,
-    check_process_groups,
-    first_line,
-    inspect_here,
-    inspect_nodes,
-    join_cluster,
-    listen_hosts,
-)
-from trireme.launch.ray.options import RayOptions
 from trireme.launch.run_directory import RunDirectory
 from trireme.version import __version__
 
@@ -62,14 +50,14 @@ REPEAT_SECONDS = 30.0  # until it is said again which tasks wait for room
 LAUNCHER = "the launcher"  # the name for what this host is, beside those of the tasks
 
 
-def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
-    """Runs a job to its end and returns its exit status, as `run_local` does."""
+def run_on_agents(job: Job, directory: RunDirectory, console: Console, pool: Pool) -> int:
+    """Runs a job on a pool of nodes to its end, and returns its status, as `run_local` does."""
     config = job.task.config
-    with TaskOutputs(directory.log, console) as outputs, join_cluster(job) as reserved:
-        agents = reserved.start_agents([task.name for task in tasks_of_job(job.task)])
-        facts = inspect_nodes(reserved, agents, config.timeouts.join_timeout, console.say)
+    with TaskOutputs(directory.log, console) as outputs:
+        agents = pool.start_agents([task.name for task in tasks_of_job(job.task)])
+        facts = inspect_nodes(pool, agents, config.timeouts.join_timeout, console.say)
         if job.task.servers:  # the coordinator is here
-            facts = {LAUNCHER: inspect_here(job), **facts}
+            facts = {LAUNCHER: pool.inspect_here(), **facts}
         may_grow = job.task.servers > 0 and job.task.group.size == 1
         hosts = listen_hosts(facts, __version__, may_grow=may_grow)
         check_process_groups(job.task, facts)
@@ -97,7 +85,7 @@ def run_ray(job: Job, directory: RunDirectory, console: Console) -> int:
         with (
             signals() as (reader, writer),
             contextlib.closing(
-                _Engine(job, outputs, reserved, *home, tasks, reader, writer)
+                AgentEngine(job, outputs, pool, *home, tasks, reader, writer)
             ) as engine,
         ):
             launcher = Launcher(job, directory, engine, outputs)
@@ -119,14 +107,14 @@ class _Task:
     answer_due: float = float("inf")  # when its agent must have answered
 
 
-class _Engine:
+class AgentEngine:
     """The tasks of one job on a cluster. Runs in the launcher's thread; answers come by a queue."""
 
     def __init__(
         self,
         job: Job,
         outputs: TaskOutputs,
-        reserved: Reservations,
+        pool: Pool,
         home: NodeFacts,
         own_host: str,
         tasks: Mapping[str, _Task],
@@ -139,7 +127,7 @@ class _Engine:
         self._home = home
         self._job = job
         self._outputs = outputs
-        self._reserved = reserved
+        self._pool = pool
         self._tasks = dict(tasks)
         self._dismissed: set[str] = set()
         self._wakeup_reader = wakeup_reader
@@ -177,7 +165,7 @@ class _Engine:
         if task.agent is not None:
             self._send_start(task, config)
             return
-        task.agent = self._reserved.start_agents([task.name])[task.name]  # perhaps on another node
+        task.agent = self._pool.start_agents([task.name])[task.name]  # perhaps on another node
         task.placed = False
         if self._notice_due is None:
             self._notice_due = time.monotonic() + NOTICE_SECONDS
@@ -229,8 +217,8 @@ class _Engine:
             return
         ask = "asks" if len(waiting) == 1 else "ask"
         self._outputs.console.say(
-            f"waiting for room on the Ray cluster: {', '.join(waiting)} {ask} for "
-            f"{self._reserved.shortage(waiting)}; a node that is added makes room"
+            f"waiting for room on {self._pool.place}: {', '.join(waiting)} {ask} for "
+            f"{self._pool.shortage(waiting)}; it starts as soon as there is some"
         )
 
     def _located(self, task: _Task, facts: NodeFacts, config: TaskConfig) -> None:
@@ -264,8 +252,7 @@ class _Engine:
             config = config.in_group(address=self._process_groups[group])
         elif group is not None:
             self._process_groups.pop(group, None)
-        options = engine_options(config.config, RayOptions)
-        cores = options.cpus_per_worker if config.role == "worker" else 1
+        cores = self._pool.options.cpus_per_worker if config.role == "worker" else 1
         threads = threads_of_task(os.environ, 1, cores)
         environ = {
             variable: value
@@ -301,14 +288,10 @@ class _Engine:
     def _take_report(self, task: _Task, report: TaskReport) -> None:
         for line, error in report.lines:
             self._outputs.show(task.name, line, error)
-        for event in report.events:
-            if isinstance(event, TaskEnded):
-                # By the launcher's clock, so that one clock decides which task failed first.
-                at = time.time() - max(0.0, report.now - event.reason.at)
-                reason = msgspec.structs.replace(event.reason, at=at)
-                self._ended(task, event.status, reason)
-            else:
-                self._events.append(event)
+        if (ended := report.ended) is not None:
+            # By the launcher's clock, so that one clock decides which task failed first.
+            at = time.time() - max(0.0, report.now - ended.reason.at)
+            self._ended(task, ended.status, msgspec.structs.replace(ended.reason, at=at))
         if task.running:
             self._ask_for_report(task)
 
@@ -334,7 +317,7 @@ class _Engine:
         if task.agent is not None:
             task.agent.end()
             task.agent = None
-        self._reserved.release(task.name)
+        self._pool.release(task.name)
 
     def _ask(
         self, task: _Task, then: Callable[[Any], None], method: str, *arguments: object

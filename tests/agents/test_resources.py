@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trireme.launch.ray.options import RayOptions
-from trireme.launch.ray.reservations import choose_nodes, resources_of, total
+from trireme.agents.resources import choose_nodes, resources_of, total
+from trireme.ray.options import RayOptions
 
 SERVERS = ("ps:0", "ps:1", "ps:2")
 WORKERS = ("worker:0", "worker:1", "worker:2", "worker:3")

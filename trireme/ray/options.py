@@ -43,6 +43,4 @@ def _check(config: JobConfig) -> None:
         )
 
 
-RAY = EngineType(
-    "the nodes of a Ray cluster", "trireme.launch.ray.engine:run_ray", RayOptions, _check
-)
+RAY = EngineType("the nodes of a Ray cluster", "trireme.ray.cluster:run_ray", RayOptions, _check)

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-import trireme.launch.ray.engine as module
+import trireme.agents.engine as module
+from trireme.agents.agent import NodeFacts, TaskReport
+from trireme.agents.engine import AgentEngine, _Task
 from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Job, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
-from trireme.launch.ray.agent import NodeFacts, TaskReport
-from trireme.launch.ray.engine import _Engine, _Task
 
 HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", hostname="h1", version="1.0")
 THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", hostname="h2", version="1.0")
@@ -87,7 +87,7 @@ class Cluster:
         first: Any = FakeAgent()
         home = _Task("worker:0", first, HERE, "10.0.0.1")
         reserved: Any = self.reserved
-        self.engine = _Engine(
+        self.engine = AgentEngine(
             Job(("program.py",), COMMON),
             self.outputs,
             reserved,
@@ -203,7 +203,7 @@ def test_a_dismissed_task_gives_back_its_resources_when_it_has_ended_and_may_ret
     cluster.engine.dismiss(["ps:1"])
     assert cluster.reserved.released == []
     ended = TaskEnded("ps:1", 0, module.describe_status(0))
-    cluster.answer("report", TaskReport((), (ended,), ended.reason.at))
+    cluster.answer("report", TaskReport((), ended, ended.reason.at))
     assert cluster.reserved.released == ["ps:1"]
     assert cluster.reserved.agents["ps:1"][0].ended
     cluster.engine.dismiss([])
@@ -216,7 +216,7 @@ def test_a_task_that_is_kept_after_all_keeps_its_resources(cluster: Cluster) -> 
     cluster.engine.dismiss(["ps:1"])
     cluster.engine.dismiss([])
     ended = TaskEnded("ps:1", -9, module.describe_status(-9))
-    cluster.answer("report", TaskReport((), (ended,), ended.reason.at))
+    cluster.answer("report", TaskReport((), ended, ended.reason.at))
     assert cluster.reserved.released == []
     cluster.engine.start(SERVER)
     assert len(cluster.reserved.agents["ps:1"]) == 1

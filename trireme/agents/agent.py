@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trireme.launch.config.task_config import TaskConfig
-from trireme.launch.launcher import Event, TaskEnded
+from trireme.launch.launcher import TaskEnded
 from trireme.launch.local import HostEngine
 from trireme.launch.process_setup.program import MODULE
 from trireme.version import __version__
@@ -52,7 +52,7 @@ class TaskReport:
     """What a task has printed and done since the report before."""
 
     lines: tuple[tuple[bytes, bool], ...]  # each with whether it went to standard error
-    events: tuple[Event, ...]  # what became of it; nothing comes after its end
+    ended: TaskEnded | None  # how it has ended; nothing comes after that
     now: float  # the time of day on its node: the clocks of two nodes may differ
 
 
@@ -79,7 +79,7 @@ class TaskAgent:
         self._changed = threading.Condition()
         self._lines: list[tuple[bytes, bool]] = []
         self._unread = 0
-        self._events: list[Event] = []
+        self._ended: TaskEnded | None = None
         self._engine: HostEngine | None = None  # while the task runs
         self._thread: threading.Thread | None = None
         self._attempt = 0
@@ -102,7 +102,7 @@ class TaskAgent:
         """Starts the task, again if it has run before."""
         self._join()
         with self._changed:
-            self._lines, self._unread, self._events = [], 0, []
+            self._lines, self._unread, self._ended = [], 0, None
             self._attempt = attempt
         started: Future[tuple[int, str]] = Future()
         # The kernel ends the task with the thread that started it, so that thread lives as long.
@@ -118,11 +118,10 @@ class TaskAgent:
     def report(self, timeout: float) -> TaskReport:
         """Waits for news of the task, at most `timeout` seconds, and returns it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._lines or self._events, timeout)
+            self._changed.wait_for(lambda: self._lines or self._ended, timeout)
             lines, self._lines, self._unread = tuple(self._lines), [], 0
-            events, self._events = tuple(self._events), []
             self._changed.notify_all()
-        return TaskReport(lines, events, time.time())
+        return TaskReport(lines, self._ended, time.time())
 
     def send_signal(self, number: signal.Signals, attempt: float) -> None:
         """Asks the task to end by SIGTERM, or ends it and its children at once by SIGKILL.
@@ -132,6 +131,12 @@ class TaskAgent:
         with self._changed:
             self._signalled[number] = max(self._signalled[number], attempt)
             if self._engine is not None and self._attempt <= attempt:
+                self._engine.send_signal(self._name, number)
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Passes on a signal that the agent itself has received."""
+        with self._changed:
+            if self._engine is not None:
                 self._engine.send_signal(self._name, number)
 
     def shut_down(self) -> None:
@@ -164,13 +169,12 @@ class TaskAgent:
             except BaseException as error:
                 started.set_exception(error)
                 return
-            ended = False
-            while not ended:
+            ended: TaskEnded | None = None
+            while ended is None:
                 events = engine.wait(POLL_SECONDS)
-                ended = any(isinstance(event, TaskEnded) for event in events)
+                ended = next((each for each in events if isinstance(each, TaskEnded)), None)
                 with self._changed:
-                    self._events += events
-                    self._engine = None if ended else engine
+                    self._ended, self._engine = ended, None if ended else engine
                     self._changed.notify_all()
 
     def _start_task(self, engine: HostEngine, task: TaskConfig) -> tuple[int, str]:

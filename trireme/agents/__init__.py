@@ -1,0 +1,1 @@
+"""Jobs whose tasks are started by agents: processes on the nodes of a cluster."""

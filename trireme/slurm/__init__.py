@@ -1,0 +1,1 @@
+"""Jobs in an allocation of Slurm."""

@@ -1,0 +1,46 @@
+"""The engine `slurm`, as its entry point declares it, and its options."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from trireme.errors import UsageError
+from trireme.job_config import Gpus, JobConfig, Option, Positive
+from trireme.launch.engines import EngineType
+
+
+class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of `--on slurm`."""
+
+    # fmt: off
+    cpus_per_worker: Annotated[Positive, Option("C",
+        "slurm: cores of the allocation for each worker, which uses as many threads (default 1)"
+        )] = 1
+    gpus_per_worker: Annotated[Gpus, Option("G",
+        "slurm: GPUs of the allocation for each worker, which sees no others (default 0)",
+        expects="a whole number from 0", check=lambda gpus: _whole(gpus))] = 0.0
+    pack_workers: Annotated[bool, Option("",
+        "slurm: place workers on as few nodes as possible, not on as many")] = False
+    # fmt: on
+
+
+def _whole(gpus: float) -> None:
+    if gpus != int(gpus):
+        raise ValueError(gpus)
+
+
+def _check(config: JobConfig) -> None:
+    if config.network.tls and config.network.allow_plaintext:
+        raise UsageError("--tls and --allow-plaintext contradict each other: leave one of them out")
+    if config.tasks.workers == "auto":
+        raise UsageError(
+            "workers is auto, which counts the GPUs of this host, and not those of the "
+            "allocation: give --workers N"
+        )
+
+
+SLURM = EngineType(
+    "the nodes of a Slurm allocation", "trireme.slurm.pool:run_slurm", SlurmOptions, _check
+)
