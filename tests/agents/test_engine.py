@@ -20,6 +20,7 @@ from trireme.job_config import JobConfig
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.launcher import Job, TaskEnded, TaskLocated
 from trireme.launch.output import Console, TaskOutputs
+from trireme.ray.options import RayOptions
 
 HERE = NodeFacts(node="n1", address="10.0.0.1", host="kernel/1", hostname="h1", version="1.0")
 THERE = NodeFacts(node="n2", address="10.0.0.2", host="kernel/2", hostname="h2", version="1.0")
@@ -52,8 +53,11 @@ class FakeAgent:
         self.ended = True
 
 
-class FakeReservations:
-    """Reservations that are always granted; `agents` are those that were started, by task."""
+class FakePool:
+    """A pool in which there is room for all; `agents` are those that were started, by task."""
+
+    place = "the cluster"
+    options = RayOptions()
 
     def __init__(self) -> None:
         self.agents: dict[str, list[FakeAgent]] = {}
@@ -79,7 +83,7 @@ class Cluster:
         clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now)
         patch.setattr(module, "time", clock)
         self.err = io.StringIO()
-        self.reserved = FakeReservations()
+        self.reserved = FakePool()
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         console = Console(io.StringIO(), self.err, {})
@@ -143,7 +147,7 @@ def test_it_says_who_waits_for_room_and_no_more_once_there_is_some(cluster: Clus
         cluster.now += 6
         assert cluster.engine.wait(0) == []
     said = cluster.err.getvalue()
-    assert said.count("room on the Ray cluster: ps:1 asks for 1 core on one node; the") == 1
+    assert said.count("room on the cluster: ps:1 asks for 1 core on one node; the") == 1
     cluster.answer("inspect_node", THERE)
     cluster.answer("start", (77, ""))
     cluster.now += 35

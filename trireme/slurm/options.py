@@ -11,6 +11,11 @@ from trireme.job_config import Gpus, JobConfig, Option, Positive
 from trireme.launch.engines import EngineType
 
 
+def _whole(gpus: float) -> None:
+    if gpus != int(gpus):
+        raise ValueError(gpus)
+
+
 class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `--on slurm`."""
 
@@ -20,15 +25,10 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
         )] = 1
     gpus_per_worker: Annotated[Gpus, Option("G",
         "slurm: GPUs of the allocation for each worker, which sees no others (default 0)",
-        expects="a whole number from 0", check=lambda gpus: _whole(gpus))] = 0.0
+        expects="a whole number from 0", check=_whole)] = 0.0
     pack_workers: Annotated[bool, Option("",
         "slurm: place workers on as few nodes as possible, not on as many")] = False
     # fmt: on
-
-
-def _whole(gpus: float) -> None:
-    if gpus != int(gpus):
-        raise ValueError(gpus)
 
 
 def _check(config: JobConfig) -> None:
