@@ -125,10 +125,21 @@ class SlurmPool:
     def start_agents(self, names: Sequence[str]) -> Mapping[str, SrunAgent]:
         there = usable(_states(self._addresses))
         for name in names:
+            self._check_size(name)
             free = {node: has for node, has in self._free(name).items() if node in there}
             self._nodes |= choose_nodes([name], self.options, free, self._nodes)
             self._agents[name] = SrunAgent(self._command(name))
         return {name: self._agents[name] for name in names}
+
+    def _check_size(self, name: str) -> None:
+        """Refuses a task for which no node is large enough, also when all is free."""
+        needs, nodes = resources_of(name, self.options), self._allocation.group(name).nodes.values()
+        if not any(all(has.get(k, 0) >= needs[k] for k in needs) for has in nodes):
+            raise ConfigurationError(
+                f"{name} asks for {amounts(needs)}, and the nodes of the allocation have at most "
+                f"{amounts(max(nodes, key=lambda has: has['CPU']))} each: give salloc or sbatch "
+                "--cpus-per-task, --gpus-per-node, or --exclusive"
+            )
 
     def _free(self, name: str) -> Mapping[str, dict[str, float]]:
         """Returns what the nodes of a task's role have left."""
