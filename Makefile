@@ -20,6 +20,7 @@
 #   make recovery          how long training pauses when a task dies, is stopped, or joins
 #   make test-gpu the tests that need a GPU; the others hide it
 #   make test-ray the tests that need a Ray cluster, which they start on this host
+#   make test-slurm    the tests that need Slurm, of which they start four nodes on this host
 #   make test-recipes  the programs in recipes/ with Transformers, Lightning, TorchMetrics, trackers
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
 #   make wheel    a wheel and an sdist of the distribution trireme-train, in dist/
@@ -76,7 +77,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-without test-all test-slow fuzz soak random-faults chaos recovery test-gpu test-ray test-recipes browser-test parity mutants wheel wheel-test release lint bench \
+.PHONY: venv demo test test-without test-all test-slow fuzz soak random-faults chaos recovery test-gpu test-ray test-slurm test-recipes browser-test parity mutants wheel wheel-test release lint bench \
 	bench-peers docs pages clean
 
 venv: $(STAMP)
@@ -153,6 +154,11 @@ test-gpu: $(STAMP)
 
 test-ray: $(RAY_STAMP)
 	$(BIN)/pytest tests/integration/test_ray.py $(PYTEST_ARGS)
+
+test-slurm: $(STAMP)
+	@if ! command -v sbatch >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update --quiet && apt-get install --quiet --yes slurm-wlm munge; fi
+	$(BIN)/pytest -m slurm tests/integration/test_slurm.py $(PYTEST_ARGS)
 
 $(RECIPES_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[recipes]'

@@ -38,12 +38,12 @@ from trireme.cli.command import COMMANDS, Parser
 from trireme.cluster import messages as cluster_messages
 from trireme.cluster import view as cluster_view
 from trireme.job_config import declared
-from trireme.ray.options import RayOptions
 from trireme.ps import lending_messages, snapshot_messages
 from trireme.ps import messages as ps_messages
 from trireme.ps import rule as ps_rule
 from trireme.ps.leader import decisions
 from trireme.ps.replication import messages as replication_messages
+from trireme.ray.options import RayOptions
 from trireme.wire import handshake
 from trireme.wire.message import Message
 
@@ -190,8 +190,9 @@ def command(name: str, parser: Parser, summary: str) -> Iterator[str]:
     yield from (row for row, written in rows.items() if written not in shared)
     if shared:
         names = ", ".join(written.split()[0].strip("`,") for written in shared)
+        most = "--ps" in names and "--on" in names
         yield ""
-        yield f"As for [trireme run](#trireme-run): `{names}`."
+        yield f"As for [trireme run](#trireme-run): {'its options' if most else f'`{names}`'}."
 
 
 def option_rows(parser: Parser) -> dict[str, str]:

@@ -144,8 +144,8 @@ def test_the_commands_in_the_pages_are_understood() -> None:
         if "ray" in words and "ray" not in ENGINES:
             continue  # it has no options where it is not installed
         parser = COMMANDS.load(name).parser()
-        if name in ("run", "task"):
-            options, program = parser.split(words)
+        if name in ("run", "task", "slurm"):
+            options, program = parser.split(words[1:] if name == "slurm" else words)
             parser.parse_args(options)
             assert not program or program[0] == "digits.py" or (ROOT / program[0]).is_file()
         else:

@@ -38,11 +38,11 @@ _EXTRAS: dict[str, dict[str, str]] = {
         "backends": "graph=graph local=averaging parallel=parallel",
         "commands": (
             "certs=tls checkpoint=checkpoints doctor=doctor graph=graph "
-            "report=dashboards scale=control status=screen stop=control task=environments "
-            "top=screen verify=verification"
+            "report=dashboards scale=control slurm=slurm status=screen stop=control "
+            "task=environments top=screen verify=verification"
         ),
         "encryption": "tls=tls",
-        "engines": "ray=ray",
+        "engines": "ray=ray slurm=slurm",
         "exporters": "prometheus=prometheus",
         "environments": "launchers=environments",
         "hooks": "check-every=corruption on-corruption=corruption profile=tracking",

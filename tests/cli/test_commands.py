@@ -117,7 +117,7 @@ def write(name: str, text: str) -> str:
         (["run", "--ps", "1", "--strategy", "fsdp", "a.py"], "has no parameter servers"),
         (["run", "--strategy", "fsdp", "--schedule", "gpipe", "a.py"], "there is no pipeline"),
         (["run", "--workers", "2", "--compress", "fp16", "a.py"], "add --ps 1"),
-        (["run", "--on", "slurm", "a.py"], "on is slurm (command line): there is no engine slurm"),
+        (["run", "--on", "moon", "a.py"], "on is moon (command line): there is no engine moon"),
         (["run", "--config", "no.toml", "a.py"], "no.toml cannot be read"),
         (
             ["run", "--job_name=worker", "a.py"],

@@ -19,13 +19,13 @@ from tests.slurm.nodes import Slurm, four_nodes, missing
 
 pytestmark = [
     pytest.mark.processes,
-    pytest.mark.thorough,
+    pytest.mark.slow,
+    pytest.mark.slurm,
     pytest.mark.timeout(400),
     pytest.mark.skipif(
         bool(missing()) or os.geteuid() != 0,
         reason="SLURM IS NOT TESTED: apt-get install slurm-wlm munge, and be root",
     ),
-    pytest.mark.xdist_group("slurm"),
 ]
 
 STEPS, BATCH = 1500, 4
