@@ -91,6 +91,43 @@ def test_mpirun_s_processes_on_one_host_meet_at_loopback() -> None:
     assert found(MPI | {"PMIX_NAMESPACE": "1"}).group.address != process.group.address
 
 
+@pytest.mark.parametrize(
+    ("name", "prefix"), [("Horovod", "HOROVOD_"), ("MVAPICH", "MV2_COMM_WORLD_")]
+)
+def test_launchers_of_their_own_family_are_as_mpirun(name: str, prefix: str) -> None:
+    words = {"RANK": "1", "SIZE": "2", "LOCAL_RANK": "1", "LOCAL_SIZE": "2"}
+    environ = {prefix + word: value for word, value in words.items()}
+    assert launcher(environ) == name
+    process = found(environ)
+    assert (process.group.rank, process.workers, process.group.local_rank) == (1, 2, 1)
+    apart = environ | {f"{prefix}LOCAL_RANK": "0", f"{prefix}LOCAL_SIZE": "1"}
+    with pytest.raises(ConfigurationError, match=f"MASTER_ADDR is not set, and {name}"):
+        find_launched_task(apart)
+    assert found(apart | {"MASTER_ADDR": "h"}).group.address.startswith("h:")
+
+
+def test_jsrun_s_processes_meet_on_the_first_host_behind_that_of_the_batch_script() -> None:
+    environ = {
+        "LSB_JOBID": "7",
+        "LSB_HOSTS": "batch h1 h1 h2 h2",
+        "JSM_NAMESPACE_RANK": "3",
+        "JSM_NAMESPACE_SIZE": "4",
+        "JSM_NAMESPACE_LOCAL_RANK": "1",
+        "JSM_NAMESPACE_LOCAL_SIZE": "2",
+    }
+    process = found(environ)
+    assert (process.group.rank, process.workers, process.group.local_rank) == (3, 4, 1)
+    assert process.group.address.startswith("h1:")
+    assert found(environ | {"LSB_HOSTS": "h3 h3"}).group.address.startswith("h3:")
+
+
+def test_one_process_of_each_pod_has_the_first_device() -> None:
+    """As Kubeflow's PyTorchJob starts them, which says nothing of a place on a host."""
+    pod = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+    assert found(pod).group.local_rank == 0
+    assert found(pod | {"MASTER_ADDR": "localhost"}).group.local_rank == 1
+
+
 def test_mpirun_s_processes_on_several_hosts_have_to_be_told() -> None:
     with pytest.raises(ConfigurationError, match="MASTER_ADDR is not set, and Open MPI"):
         find_launched_task(MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})

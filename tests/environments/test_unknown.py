@@ -10,8 +10,6 @@ from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_task
 from trireme.launch.environment import detect
 
-VERTEX = '{"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1"]}, "task": {"index": 0}}'
-
 SEVERAL = {
     "Kubeflow": {
         "PET_NNODES": "2",
@@ -20,18 +18,10 @@ SEVERAL = {
         "PET_MASTER_ADDR": "job-node-0-0.job",
     },
     "Kubeflow (for torchrun)": {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "4"},
-    "a LeaderWorkerSet": {"LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "2"},
     "Volcano": {"VC_TASK_INDEX": "1", "VC_WORKER_NUM": "2", "VC_WORKER_HOSTS": "j-0.j,j-1.j"},
     "Volcano started this process (VK_TASK_INDEX=1)": {"VK_TASK_INDEX": "1"},
     "an Indexed Job of Kubernetes": {"JOB_COMPLETION_INDEX": "0"},
-    "SageMaker": {"SM_HOSTS": '["algo-1","algo-2"]', "SM_CURRENT_HOST": "algo-2"},
-    "Vertex AI": {"CLUSTER_SPEC": VERTEX},
-    "SkyPilot": {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NUM_NODES": "2"},
-    "AWS Batch": {"AWS_BATCH_JOB_NODE_INDEX": "1", "AWS_BATCH_JOB_NUM_NODES": "2"},
-    "Horovod": {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1"},
     "Flux": {"FLUX_TASK_RANK": "1", "FLUX_JOB_SIZE": "2"},
-    "MVAPICH": {"MV2_COMM_WORLD_RANK": "1", "MV2_COMM_WORLD_SIZE": "2"},
-    "LSF (jsrun)": {"LSB_JOBID": "7", "JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"},
     "LSF (blaunch)": {"LSB_JOBID": "7", "LSB_HOSTS": "h1 h2", "LSF_PM_TASKID": "2"},
     "PBS (PALS)": {"PBS_JOBID": "7.s", "PBS_NODEFILE": "/x", "PALS_RANKID": "1"},
     "PBS (pbsdsh)": {"PBS_JOBID": "7.s", "PBS_NODEFILE": "/x", "PBS_TASKNUM": "2"},

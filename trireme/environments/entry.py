@@ -17,6 +17,7 @@ from trireme.environments.cluster import ClusterSpec, ClusterTask
 from trireme.environments.flags import check_flags, find_flagged, split_flags
 from trireme.environments.found import Launched, task_of
 from trireme.environments.launchers import TORCHRUN, find_launched_task
+from trireme.environments.node_launchers import find_node
 from trireme.environments.secret import find_secret
 from trireme.environments.tf_config import find_tf_task
 from trireme.environments.unknown import check_no_other_launcher
@@ -33,6 +34,7 @@ def find_launched(environ: Mapping[str, str], arguments: Sequence[str] = ()) -> 
         or find_launched_task(environ, TORCHRUN)
         or find_tf_task(environ)
         or find_launched_task(environ)
+        or find_node(environ)
     )
 
 

@@ -1,4 +1,4 @@
-"""Reads the environment variables that torchrun, mpirun and Slurm's srun set for each process.
+"""Reads the environment variables that torchrun, mpirun, srun and the like set for each process.
 
 Each process is a worker, and all of them hold one model together: these launchers know no
 parameter servers.
@@ -11,13 +11,13 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trireme.cluster.spec import LOOPBACK
+from trireme.cluster.spec import LOOPBACK, is_loopback
 from trireme.environments.found import Launched
 from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.process_setup.resources import threads_of_task
 
-TORCHRUN, PMI, SLURM = "torchrun", "MPI", "Slurm"
+TORCHRUN, PMI, SLURM, JSRUN = "torchrun", "MPI", "Slurm", "LSF (jsrun)"
 
 FIRST_PORT, PORTS = 12000, 16000
 """The range from which a port is derived for a job without one. It lies below the ports that
@@ -46,6 +46,18 @@ _LAUNCHERS = (
     _Launcher(
         *("Open MPI", f"{_OMPI}RANK", (f"{_OMPI}SIZE",), f"{_OMPI}LOCAL_RANK"),
         *(f"{_OMPI}LOCAL_SIZE", ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")),
+    ),
+    _Launcher(
+        *("Horovod", "HOROVOD_RANK", ("HOROVOD_SIZE",), "HOROVOD_LOCAL_RANK"),
+        *("HOROVOD_LOCAL_SIZE", ()),
+    ),
+    _Launcher(
+        *("MVAPICH", "MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",)),
+        *("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE", ("SLURM_JOB_ID", "PBS_JOBID")),
+    ),
+    _Launcher(
+        *(JSRUN, "JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_SIZE",), "JSM_NAMESPACE_LOCAL_RANK"),
+        *("JSM_NAMESPACE_LOCAL_SIZE", ("LSB_JOBID",)),
     ),
     _Launcher(
         *(PMI, "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("SLURM_JOB_ID",))
@@ -105,7 +117,10 @@ class _Process:
         size_name = next((name for name in launcher.size if name in variables), launcher.size[0])
         size = self._number(size_name, least=1)
         rank = self._number(launcher.rank)
-        local_rank = self._number(launcher.local_rank, default=rank)
+        # Kubeflow's PyTorchJob, for one, starts one process a pod, and says nothing of its place.
+        meeting = variables.get("MASTER_ADDR", LOOPBACK)
+        beside = launcher.name != TORCHRUN or is_loopback(f"{meeting}:0")
+        local_rank = self._number(launcher.local_rank, default=rank if beside else 0)
         for name, number in ((launcher.rank, rank), (launcher.local_rank, local_rank)):
             if number >= size:
                 raise ConfigurationError(
@@ -178,6 +193,10 @@ class _Process:
         launcher, variables = self.launcher, self.variables
         if "MASTER_ADDR" in variables:
             return variables["MASTER_ADDR"]
+        if launcher.name == JSRUN and (
+            hosts := [*dict.fromkeys(variables.get("LSB_HOSTS", "").split())]
+        ):
+            return hosts[1] if len(hosts) > 1 else hosts[0]  # the first is that of the batch script
         node, alone = self._node()
         together = local_size == size and launcher.name != SLURM
         if alone or (together and launcher.local_size in variables):

@@ -15,17 +15,9 @@ _LAUNCHERS = {
         "PET_(NNODES|NPROC_PER_NODE|NODE_RANK)",
         "PET_(NNODES|NPROC_PER_NODE)",
     ),
-    "a LeaderWorkerSet": ("LWS_(GROUP_SIZE|WORKER_INDEX)", "LWS_GROUP_SIZE"),
     "Volcano": (r"V[CK]_TASK_INDEX|VC_\w+_(NUM|HOSTS)", ""),
     "an Indexed Job of Kubernetes": ("JOB_COMPLETION_INDEX", ""),
-    "SageMaker": ("SM_HOSTS", "SM_HOSTS"),
-    "Vertex AI": ("CLUSTER_SPEC", ""),
-    "SkyPilot": ("SKYPILOT_(NUM_NODES|NODE_RANK|NODE_IPS)", "SKYPILOT_NUM_NODES"),
-    "AWS Batch": ("AWS_BATCH_JOB_(NUM_NODES|NODE_INDEX)", "AWS_BATCH_JOB_NUM_NODES"),
-    "Horovod": ("HOROVOD_(RANK|SIZE)", "HOROVOD_SIZE"),
     "Flux": ("FLUX_TASK_RANK|FLUX_JOB_SIZE", "FLUX_JOB_SIZE"),
-    "MVAPICH": ("MV2_COMM_WORLD_(RANK|SIZE)", "MV2_COMM_WORLD_SIZE"),
-    "LSF (jsrun)": ("JSM_NAMESPACE_(RANK|SIZE)", "JSM_NAMESPACE_SIZE"),
     "LSF (blaunch)": ("LSF_PM_TASKID", ""),
     "PBS (PALS)": ("PALS_RANKID", "PMI_SIZE"),
     "PBS (pbsdsh)": ("PBS_TASKNUM", "PBS_TASKNUM"),  # the batch script itself is task 1
@@ -33,7 +25,7 @@ _LAUNCHERS = {
     "PMIx": ("PMIX_RANK", ""),
 }
 """By launcher patterns of the variables that it sets for each process, and for no script around,
-and of those whose largest number says how many processes there are, as in `["algo-1", "algo-2"]`.
+and of those whose largest number says how many processes there are.
 """
 
 
