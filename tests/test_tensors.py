@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trireme.errors import ConfigurationError
-from trireme.tensors import map_tensors, tensors_in
+from trireme.tensors import digest, map_tensors, tensors_in
 
 
 class Named(NamedTuple):
@@ -162,3 +162,11 @@ class Stubborn(dict[str, Any]):
 def test_what_cannot_be_made_anew_is_refused_by_name() -> None:
     with pytest.raises(ConfigurationError, match=r"a Stubborn .* cannot be made anew .*read only"):
         map_tensors(Stubborn(a=one()), torch.Tensor.detach)
+
+
+def test_what_is_changed_alike_everywhere_has_another_digest() -> None:
+    """Exclusive ors of rows and columns, as the watch takes them, would be the same."""
+    values = torch.randn(1024, 1024)
+    assert digest(values) == digest(values.clone())
+    assert digest(values) != digest(-values)
+    assert digest(values) != digest(values.flip(0))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-import trireme
 from tests.integration.conftest import clean_shell
 from tests.integration.shell import Ended, Shell
 from trireme.cli.command import COMMANDS
@@ -118,7 +118,7 @@ def test_a_lone_process_computes_again_from_values_that_it_has_put_back(shell: S
 
 
 @pytest.mark.thorough
-@pytest.mark.skipif(not hasattr(trireme, "distribute"), reason="needs the plug-in loops")
+@pytest.mark.skipif(find_spec("trireme.loops") is None, reason="needs the plug-in loops")
 def test_values_are_put_back_in_a_loop_of_ones_own(shell: Shell) -> None:
     words = ("--ps", 1, "--workers", 2, "--strategy", "sync", "--on-corruption", "heal")
     ended = run(shell, *words, program=("--flip-in", 1, "--loop", "--bit", 3))

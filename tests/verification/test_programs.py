@@ -71,7 +71,7 @@ def verified(directory: Path, *arguments: str) -> dict[str, Any]:
         timeout=280,
         check=False,
     )
-    assert ended.returncode in (0, 1), ended.stderr
+    assert ended.returncode in (0, 1), f"{ended.stderr}\n{ended.stdout}"
     found: dict[str, Any] = json.loads(ended.stdout)[0]
     return found
 
