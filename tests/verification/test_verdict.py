@@ -141,6 +141,15 @@ def test_what_rounding_grows_to_is_allowed() -> None:
     assert compare(job, reference, grown=grown).first is None
 
 
+def test_examples_that_differ_in_each_run_are_not_taken_for_rounding() -> None:
+    job, reference, grown = (
+        begun(step(1, **{"examples/contents": torch.full((3,), value), "loss/": value}))
+        for value in (1.0, 2.0, 3.0)
+    )
+    found = compare(job, reference, grown=grown).first
+    assert found is not None and found.stage == "examples"
+
+
 def test_the_tolerance_can_be_set() -> None:
     job = begun(step(1, **{"loss/": 0.51}))
     assert compare(job, begun(step(1))).first is not None

@@ -44,8 +44,7 @@ class Comparison:
 
     steps: tuple[int, ...] = ()  # that both have
     first: Difference | None = None  # in the order of the computation
-    # how far the values are apart, relative to how far training has moved them
-    curve: Mapping[int, float] = field(default_factory=dict)
+    curve: Mapping[int, float] = field(default_factory=dict)  # how far values are apart, see `_far`
     tolerance: float = 0.0  # of gradients at the first step, relative
 
 
@@ -95,7 +94,7 @@ def _first(
     tolerance *= growth  # of errors, since the first step
     every = math.hypot(*(each.norm for each in reference.stage("gradient").values()))
     allowed = {  # by stage: of the norm, and besides
-        "examples": (max(1e-4, tolerance), 0.0),  # which may be the result of another model
+        "examples": (max(1e-3, tolerance), 0.0),  # which may be the result of another model
         "loss": (tolerance, 1e-3 * tolerance),
         "gradient": (tolerance, 0.01 * tolerance * every),  # one may be nothing but rounding
         "settings": (1e-6, 1e-18),
@@ -111,8 +110,9 @@ def _first(
             if stage != "settings" and not (name in mine and name in others):
                 continue  # a tensor of another part of the model, or another number of losses
             one, other = mine.get(name, _NONE), others.get(name, _NONE)
+            third = thirds.get(name, other) if stage != "examples" else other
             most = relative * other.norm + besides + growth * other.last
-            most += _GROWN * distance(thirds.get(name, other), other)
+            most += _GROWN * distance(third, other)
             if not (apart := distance(one, other)) <= most:
                 return Difference(job.step, stage, name, one.size, other.size, apart, most)
     return None
