@@ -136,10 +136,10 @@ class Recorder(Observer):
             return
         self._note_draws("loop")
         found = [each for each in tensors_in((args, kwargs)) if each.dim()]
-        if not all(type(each) is torch.Tensor for each in found):
+        if not all(type(each) is torch.Tensor and not each.is_nested for each in found):
             return  # the model is captured as a graph
         examples = self._dealt or min(map(len, found[:1]), default=0)
-        rows = [each for each in found if len(each) == examples]
+        rows = [e for e in found if e.layout is torch.strided and len(e) == examples > 0]
         self._record.shapes.append(str([tuple(each.shape[1:]) for each in rows]))
         if rows:
             self._add("examples/contents", torch.cat([_sums(each) for each in rows]))
