@@ -122,7 +122,7 @@ _TEXTS: dict[_Look, str] = {
     _MODEL_DRAWS: "the model draws random numbers in its forward pass, each worker its own: draw "
     "in the data set, where numbers follow from the example",
     _uncounted_weights: "the loss of each worker is a mean over something else than its examples, "
-    "such as tokens ({1}): give weight= of the session, or optimizer.step(examples=tokens)",
+    "such as tokens (weights: {1}): give a session weight=, or step(examples=) their number",
     _layers: "{1} normalises each worker's batch by that batch alone, and one process all of it: "
     "use SyncBatchNorm under allreduce, GroupNorm or LayerNorm; or take it as a smaller batch",
     _hooks: "{1} has a hook in one process, and none in the job, which trains other parameters",
@@ -132,7 +132,7 @@ _TEXTS: dict[_Look, str] = {
     "in the data set, where numbers follow from the example",
     _changed_gradient: "the gradients are computed alike, and differ when they reach the "
     "optimizer{line} ({1}): the program clips or scales each worker's own gradient, by its own "
-    "norm: use clip_norm=, or call optimizer.synchronize() right after backward",
+    "norm: use clip_norm=, or, without servers, optimizer.synchronize() right after backward",
 }
 _ELSE = {
     "examples": "examples at the same positions have other contents: the data set draws, or each "
