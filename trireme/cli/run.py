@@ -1,4 +1,4 @@
-"""`trireme run`: a job on this host, or on a Ray cluster."""
+"""`trireme run`: a job on this host, or on the nodes of a cluster."""
 
 from __future__ import annotations
 
