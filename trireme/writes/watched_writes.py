@@ -19,8 +19,8 @@ from trireme.tensors import to_local
 
 _WHOLE = 2  # the number of steps in which all values are compared, and not a sample
 _SAMPLE = 256  # the number of elements of each parameter that are compared in a step, at least
-_RARELY = 50  # a step lasts so many times as long as sums of its values, or none are made of them
-_SUM_SECONDS, _BYTE_SECONDS = 1e-5, 1e-10  # about what a sum takes, and each byte of it
+_RARELY = 100  # a step lasts so many times as long as sums of its values, or none are made of them
+_SUM_SECONDS, _BYTE_SECONDS = 1e-5, 6e-10  # about what a sum takes, and each byte of it
 _PIECE = 1 << 24  # the number of elements on a device of which a checksum is taken at a time
 _SPREAD = 0x1E3779B97F4A7C15  # odd, and with bits in no order
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
