@@ -461,12 +461,13 @@ class ShardHandler:
         if not isinstance(reply.message, PushReply | PullReply):
             # A list: what fits would come over the values in memory that is lent.
             return [as_bytes(each) for each in tensors if each.numel()]
-        if values is not None and tensors is values.buffer.vectors and not state.synchronous:
-            return values.buffer.views
+        held = () if values is None or tensors is not values.buffer.vectors else values.buffer.views
+        if held and not state.synchronous:
+            return held
         of, changes = self._shared_of, 0 if values is None else values.changes
         if tensors is not of[0] or changes != of[1]:
             self._shared_of = tensors, changes
-            self._shared = SharedPayload(as_bytes(each) for each in tensors if each.numel())
+            self._shared = SharedPayload(held or [as_bytes(t) for t in tensors if t.numel()])
         return self._shared
 
     def _send(self, replica: Replica[Link], word: Send) -> None:
