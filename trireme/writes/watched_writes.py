@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -89,7 +90,7 @@ class ValueWatch:
         self._versions: list[tuple[int, int]] = []
         self._sums: list[int] = []
         self._totals: list[int] = []  # of the vectors, where there are no sums
-        self._remembered = 0.0  # when it was last thought of
+        self._remembered = self._cost = 0.0  # when it last took values, and what totals would take
         self._samples: list[_Sample] = []  # one for each vector
         self._uncertain: set[str] = set()  # unknown since before the package wrote itself
         self._found: set[str] = set()  # since then: other values may come over those written
@@ -104,6 +105,7 @@ class ValueWatch:
             self._names = names
             pairs = zip(vectors, self._placed(vectors), strict=True)
             self._samples = [_Sample(placed, vector.device) for vector, placed in pairs]
+            self._cost = sum(map(_seconds_of_sum, vectors))
         versions = [(each._version, each.data_ptr()) for each in locals_]
         self._whole = self._often or self._steps < _WHOLE
         if not (self._still and self._sums and versions == self._versions):
@@ -118,12 +120,10 @@ class ValueWatch:
 
     def _affordable_totals(self, vectors: Sequence[torch.Tensor], again: bool) -> list[int]:
         """Returns the sum of each vector; none where that takes more than a part of a step."""
-        # A device would be waited for, with all that it has begun.
-        if self._clock is None or any(vector.device.type != "cpu" for vector in vectors):
+        if self._clock is None:
             return []
-        cost = sum(_SUM_SECONDS + _BYTE_SECONDS * vector.nbytes for vector in vectors)
         before, self._remembered = self._remembered, self._clock()
-        affordable = again or self._remembered - before >= _RARELY * cost
+        affordable = again or self._remembered - before >= _RARELY * self._cost
         return [_sum(vector) for vector in vectors] if affordable else []
 
     def written(self) -> list[str]:
@@ -192,6 +192,13 @@ class ValueWatch:
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the elements as integers: NaN equals itself then, and 0 is not -0."""
     return tensor.detach().view(_INTEGERS[tensor.dtype.itemsize])
+
+
+def _seconds_of_sum(vector: torch.Tensor) -> float:
+    """Returns about what a sum takes: a device would be waited for, with all that it has begun."""
+    if vector.device.type != "cpu":
+        return math.inf
+    return _SUM_SECONDS + _BYTE_SECONDS * vector.nbytes
 
 
 def _sum(tensor: torch.Tensor) -> int:

@@ -97,7 +97,7 @@ def _copied(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.tolist()
     if isinstance(value, (list, tuple)):
-        return [_copied(item) for item in value]
+        return [item if type(item) in _FIXED else _copied(item) for item in value]
     return value
 
 
