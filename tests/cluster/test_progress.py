@@ -6,7 +6,7 @@ import pytest
 
 from tests.cluster.driver import Driver, Job
 from trireme.cluster.membership import Paused, Tick
-from trireme.cluster.messages import Heartbeat, RequestRefused, StatusValue
+from trireme.cluster.messages import Heartbeat, Joined, RequestRefused, StatusValue
 from trireme.cluster.progress import FIRST_BATCH, STUCK, UNREACHED, is_absent
 
 
@@ -261,3 +261,27 @@ def test_a_worker_that_cannot_reach_a_server_is_lost_and_may_come_back() -> None
     assert job.workers == {} and job.state.over is None, "the servers may be within reach again"
     job.join("worker:1", incarnation=1)
     assert job.workers == {1: 2}
+
+
+@pytest.mark.parametrize("hangs_up", [None, 12.0], ids=["silent", "its connection breaks"])
+def test_a_worker_that_was_late_when_its_cable_went_out_comes_back(hangs_up: float | None) -> None:
+    stuck = Stuck(heartbeat_timeout=30.0)
+    job, away = stuck.job, stuck.connections.pop("worker:1")
+    for second in range(47):
+        stuck.go(1)
+        if second == hangs_up:
+            job.hang_up(away)
+    assert stuck.state == "lost"
+    assert not any("it lives" in reason for reason in stuck.reasons)
+    assert [type(each) for each in job.to(job.join("worker:1", incarnation=1))][:1] == [Joined]
+
+
+def test_one_that_is_late_and_heard_before_its_connection_breaks_comes_back() -> None:
+    stuck = Stuck()
+    stuck.go(15, "worker:1")
+    assert any("worker:1" in reason and "is stuck" in reason for reason in stuck.reasons)
+    stuck.job.hang_up(stuck.connections.pop("worker:1"))
+    stuck.go(5)
+    assert stuck.state == "lost"
+    back = stuck.job.join("worker:1", incarnation=1)
+    assert [type(each) for each in stuck.job.to(back)][:1] == [Joined]

@@ -311,7 +311,7 @@ def _refusal(
     elif join.incarnation > 0 and known.state == "lost" and known.pace.late:
         code = "superseded"
         why = (
-            f"{known} was removed from the job: {known.reason}; end its process, or give its steps "
+            f"{known} was removed from the job: {known.reason}; start it again, or give its steps "
             "more time (--progress-timeout)"
         )
     elif join.incarnation == 0 and known.state == "live" and not _asks_again(known, join):

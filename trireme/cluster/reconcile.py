@@ -39,12 +39,14 @@ def reconcile(builder: DecisionBuilder) -> None:
     _notify_waiting(builder)
 
 
-def lose_task(builder: DecisionBuilder, task: Task, why: str, *, silent: bool = False) -> None:
-    """Gives a task up; silently, if its process may live, out of reach."""
+def lose_task(
+    builder: DecisionBuilder, task: Task, why: str, *, silent: bool = False, late: bool = False
+) -> None:
+    """Gives a task up; silently, if its process may live, out of reach; for good if it is late."""
     if task.connection is not None:
         builder.close(task.connection)
     lost = replace(task, state="lost", reason=why, since=builder.now, connection=None)
-    builder.update_task(replace(lost, silent=silent))
+    builder.update_task(replace(lost, silent=silent, pace=replace(task.pace, late=late)))
     builder.add_reason(f"{task} was lost: {why}")
     if task.role == "ps":
         lose_server(builder, task, why)
@@ -119,12 +121,12 @@ def _lose_stuck_tasks(builder: DecisionBuilder) -> None:
         unreached = task.status.get(progress.UNREACHED)
         if task.state == "live" and unreached:
             lose_task(builder, task, f"it lives, and cannot reach {unreached}", silent=True)
-        elif progress.is_overdue(builder.now, builder.state.policy, task):
-            task = replace(task, pace=replace(task.pace, late=True))
-            lose_task(builder, task, progress.standstill(builder.now, task))
-        elif not task.pace.late and progress.is_late(builder.now, builder.state.policy, task):
+        # Of one of which nothing is heard nobody knows whether it makes steps.
+        elif progress.is_overdue(task.heard, builder.state.policy, task):
+            lose_task(builder, task, progress.standstill(task.heard, task), late=True)
+        elif not task.pace.late and progress.is_late(task.heard, builder.state.policy, task):
             builder.update_task(replace(task, pace=replace(task.pace, late=True)))
-            builder.add_reason(f"{task} is stuck: {progress.standstill(builder.now, task)}")
+            builder.add_reason(f"{task} is stuck: {progress.standstill(task.heard, task)}")
 
 
 def _form(builder: DecisionBuilder) -> None:
