@@ -27,8 +27,8 @@ class TwoHeads(nn.Module):
         return outputs
 
 
-def warnings(cluster: Cluster, *, second: bool) -> list[list[str]]:
-    """What each worker is told, where the program steps a second optimizer or not."""
+def warnings(cluster: Cluster, *, second: bool = False, adds: bool = False) -> list[list[str]]:
+    """What each worker is told, where the program steps a second optimizer, or adds to its own."""
 
     def program(session: Session) -> list[str]:
         lines: list[str] = []
@@ -36,7 +36,9 @@ def warnings(cluster: Cluster, *, second: bool) -> list[list[str]]:
         assert isinstance(model, TwoHeads)
         other = torch.optim.SGD(model.head.parameters(), lr=0.1)
         with mock.patch.object(session.worker.progress, "warn", lines.append):
-            for _ in range(4):
+            for step in range(4):
+                if adds and step == 2:
+                    session.optimizer.add_param_group({"params": list(model.head.parameters())})
                 session.step(BATCH)
                 with torch.no_grad():  # a moving average of one's own trains nothing
                     model.teacher.weight.lerp_(model.head.weight, 0.1)
@@ -60,7 +62,12 @@ def test_what_a_second_optimizer_trains_on_each_worker_alone_is_named_once(serve
 
 
 def test_nothing_is_said_where_there_is_none() -> None:
-    assert warnings(Cluster(2, 1, "async"), second=False) == [[], []]
+    assert warnings(Cluster(2, 1, "async")) == [[], []]
+
+
+@pytest.mark.parametrize("strategy", ["sync", "async"])
+def test_nothing_is_said_of_what_is_added_to_the_optimizer_of_the_job(strategy: str) -> None:
+    assert warnings(Cluster(2, 1, strategy), adds=True) == [[], []]
 
 
 @pytest.mark.parametrize("servers", [0, 1])

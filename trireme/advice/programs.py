@@ -82,6 +82,8 @@ class OtherOptimizers(Observer):
         for (name, each), (version, gradient) in pairs:
             has_gradient = each.grad is not None or gradient is not None
             if each._version != version and each.requires_grad and has_gradient:
+                if any(each is mine for mine in self.worker.setup.flat.parameters.values()):
+                    continue  # it was added to an optimizer of the job since
                 self._others = {}
                 self.worker.warn_as_chief(
                     f"the program trains parameter {name!r} by an optimizer that the job was not "

@@ -191,7 +191,8 @@ class LoopJob:
         group = self._setup.process_group
         if group is None or not isinstance(loss, (torch.Tensor, float)):
             return loss
-        total, count = group.total([float(loss) * examples, examples])()
+        mine = loss.item() if isinstance(loss, torch.Tensor) else loss
+        total, count = group.total([mine * examples, examples])()
         mean = total / count if count else 0.0
         return loss.new_tensor(mean) if isinstance(loss, torch.Tensor) else mean
 
