@@ -20,6 +20,7 @@ from trireme.tensors import to_local
 
 _WHOLE = 2  # the number of steps in which all values are compared, and not a sample
 _SAMPLE = 256  # the number of elements of each parameter that are compared in a step, at least
+_SAME_PLACES = 8  # the number of steps with the same ones: to find others takes as long as to look
 _RARELY = 100  # a step lasts so many times as long as sums of its values, or none are made of them
 _SUM_SECONDS, _BYTE_SECONDS = 1e-5, 6e-10  # about what a sum takes, and each byte of it
 _PIECE = 1 << 24  # the number of elements on a device of which a checksum is taken at a time
@@ -28,7 +29,7 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Sample:
-    """Some elements of each parameter that lies in a vector, others at each step."""
+    """Some elements of each parameter that lies in a vector, others after some steps."""
 
     def __init__(self, placed: Sequence[tuple[str, int, int]], device: torch.device) -> None:
         self._names = [name for name, _, _ in placed]
@@ -42,20 +43,22 @@ class _Sample:
         self._counts = [len(places) for places in each]
         self._first = torch.cat(each).to(device)
         self._steps = torch.tensor(steps).repeat_interleave(torch.tensor(self._counts)).to(device)
-        self._places = self._first
+        self._places, self._drawn = self._first, 0
         self._taken = torch.empty(0)
 
     def take(self, vector: torch.Tensor, step: int) -> None:
         """Takes the elements of a global step, the same in every process."""
-        self._places = torch.remainder(step, self._steps).add_(self._first)
-        self._taken = vector.index_select(0, self._places)
+        if (drawn := step // _SAME_PLACES) != self._drawn:
+            self._drawn = drawn
+            self._places = torch.remainder(drawn, self._steps).add_(self._first)
+        self._taken = _bits(vector).index_select(0, self._places)
 
     def changed(self, vector: torch.Tensor) -> set[str]:
         """Returns the names of the parameters whose elements differ from those taken."""
-        here, before = _bits(vector.index_select(0, self._places)), _bits(self._taken)
-        if torch.equal(here, before):
+        here = _bits(vector).index_select(0, self._places)
+        if torch.equal(here, self._taken):
             return set()
-        differ = here != before
+        differ = here != self._taken
         parts = zip(self._names, torch.split(differ, self._counts), strict=True)
         return {name for name, part in parts if part.any()}
 
