@@ -48,12 +48,15 @@ class BatchWatch:
     def _called(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()):
             return
-        first = next(iter(tensors_in((args, kwargs))), None)
+        given = list(tensors_in((args, kwargs)))
+        first = next(iter(given), None)
         if first is None or not first.dim():
             return
         self._examples[module] = self._examples.get(module, 0) + first.shape[0]
-        if len(self.digests) < _COMPARED:
-            self.digests.append(digest((args, kwargs)))
+        # Sparse and nested ones have no bytes in one order: such batches are not compared.
+        plain = all(each.layout is torch.strided and not each.is_nested for each in given)
+        if plain and len(self.digests) < _COMPARED:
+            self.digests.append(digest(given))
 
     def take_examples(self) -> int:
         """Returns the examples since the last call, of the module that has seen the fewest."""
