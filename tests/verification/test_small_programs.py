@@ -95,6 +95,31 @@ CASES: dict[str, tuple[tuple[tuple[str, str], ...], str, str]] = {
         "same",
         "dropout is off",
     ),
+    "inputs that have no rows": (
+        (
+            ("def forward(self, x):", "def forward(self, x, *others):"),
+            ("model(x) - y", "model(x, torch.zeros(0, 6), x.to_sparse(), nested([x, x[:2]])) - y"),
+            ("class Net", "nested = torch.nested.as_nested_tensor\n\nclass Net"),
+        ),
+        "same",
+        "",
+    ),
+    "no examples": (
+        (
+            ("def forward(self, x):", "def forward(self, empty, x):"),
+            ("model(x) - y", "model(torch.zeros(0, 6), x) - y"),
+        ),
+        "same",
+        "",
+    ),
+    "draws without a seed": (
+        (
+            ("((model(x) - y) ** 2)", "((model(x) - y * random.SystemRandom().random()) ** 2)"),
+            ("import math,", "import math, random,"),
+        ),
+        "differs",
+        "differs from its own repetition",
+    ),
     "the same batches": (
         (OWN, ("[optimizer.replica::optimizer.replicas]", "")),
         "same",

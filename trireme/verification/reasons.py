@@ -23,7 +23,7 @@ def reason(
     repeated: Difference | None = None,  # the reference's own, from its repetition
 ) -> str:
     """Returns why a job differs, in words of the program; what to look at where it is unknown."""
-    if repeated is not None:
+    if repeated is not None and repeated.step <= first.step:
         return (
             "the program differs from its own repetition in one process, from step "
             f"{repeated.step} on ({repeated.stage}): it draws numbers without a seed, or its "
