@@ -42,7 +42,7 @@ def reconcile(builder: DecisionBuilder) -> None:
 def lose_task(
     builder: DecisionBuilder, task: Task, why: str, *, silent: bool = False, late: bool = False
 ) -> None:
-    """Gives a task up; silently, if its process may live, out of reach; for good if it is late."""
+    """Gives a task up: `silent` if its process may live, out of reach; `late` keeps it out."""
     if task.connection is not None:
         builder.close(task.connection)
     lost = replace(task, state="lost", reason=why, since=builder.now, connection=None)
@@ -121,7 +121,7 @@ def _lose_stuck_tasks(builder: DecisionBuilder) -> None:
         unreached = task.status.get(progress.UNREACHED)
         if task.state == "live" and unreached:
             lose_task(builder, task, f"it lives, and cannot reach {unreached}", silent=True)
-        # Of one of which nothing is heard nobody knows whether it makes steps.
+        # A worker is judged at its last heartbeat: a silent one may be making steps.
         elif progress.is_overdue(task.heard, builder.state.policy, task):
             lose_task(builder, task, progress.standstill(task.heard, task), late=True)
         elif not task.pace.late and progress.is_late(task.heard, builder.state.policy, task):

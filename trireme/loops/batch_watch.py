@@ -52,8 +52,8 @@ class BatchWatch:
         first = next(iter(given), None)
         if first is None or not first.dim():
             return
-        self._examples[module] = self._examples.get(module, 0) + first.shape[0]
-        # Sparse and nested ones have no bytes in one order: such batches are not compared.
+        self._examples[module] = self._examples.get(module, 0) + first.size(0)
+        # Batches with sparse or nested tensors are not compared: those have no single buffer.
         plain = all(each.layout is torch.strided and not each.is_nested for each in given)
         if plain and len(self.digests) < _COMPARED:
             self.digests.append(digest(given))

@@ -202,7 +202,7 @@ class Verifier:
         if nature:
             return Verdict(name, "apart", nature, replace(found, first=None), against, notes)
         repeated = found.first and self._compare(again("repeated").steps, reference.steps).first
-        if found.first is not None and repeated is None:  # else what is drawn passes for rounding
+        if found.first and (repeated is None or repeated.step > found.first.step):
             found = self._compare(job.steps, reference.steps, grown=again("perturbed").steps)
         if (first := found.first) is None:
             return Verdict(name, "same", "", found, against, notes)

@@ -20,16 +20,16 @@ from trireme.tensors import to_local
 
 _WHOLE = 2  # the number of steps in which all values are compared, and not a sample
 _SAMPLE = 256  # the number of elements of each parameter that are compared in a step, at least
-_SAME_PLACES = 8  # the number of steps with the same ones: to find others takes as long as to look
-_RARELY = 100  # a step lasts so many times as long as sums of its values, or none are made of them
-_SUM_SECONDS, _BYTE_SECONDS = 1e-5, 6e-10  # about what a sum takes, and each byte of it
+_SAME_PLACES = 8  # steps that compare the same elements: choosing others costs as much as comparing
+_RARELY = 100  # sums are computed only where a step takes at least this many times as long
+_SUM_SECONDS, _BYTE_SECONDS = 1e-5, 6e-10  # estimated seconds of a sum, and of each of its bytes
 _PIECE = 1 << 24  # the number of elements on a device of which a checksum is taken at a time
 _SPREAD = 0x1E3779B97F4A7C15  # odd, and with bits in no order
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Sample:
-    """Some elements of each parameter that lies in a vector, others after some steps."""
+    """Some elements of each parameter in a vector; every few steps it chooses other elements."""
 
     def __init__(self, placed: Sequence[tuple[str, int, int]], device: torch.device) -> None:
         self._names = [name for name, _, _ in placed]
@@ -93,7 +93,7 @@ class ValueWatch:
         self._versions: list[tuple[int, int]] = []
         self._sums: list[int] = []
         self._totals: list[int] = []  # of the vectors, where there are no sums
-        self._remembered = self._cost = 0.0  # when it last took values, and what totals would take
+        self._remembered = self._cost = 0.0  # when it last took values; seconds of all totals
         self._samples: list[_Sample] = []  # one for each vector
         self._uncertain: set[str] = set()  # unknown since before the package wrote itself
         self._found: set[str] = set()  # since then: other values may come over those written
@@ -198,7 +198,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _seconds_of_sum(vector: torch.Tensor) -> float:
-    """Returns about what a sum takes: a device would be waited for, with all that it has begun."""
+    """Estimates the seconds of a sum; infinite on a device, whose queue it would wait for."""
     if vector.device.type != "cpu":
         return math.inf
     return _SUM_SECONDS + _BYTE_SECONDS * vector.nbytes
