@@ -164,3 +164,13 @@ def test_entries_are_counted_over_all_logs_and_generations() -> None:
     assert measured.said(3.0, [other])["log_entries"] == 4
     assert measured.numbers["log_entries"] == 4
     assert measured.numbers["log_unconfirmed_entries"] == 1
+
+
+def test_entries_of_a_log_that_a_view_replaces_between_two_reports_are_counted() -> None:
+    measured = Measured(1)
+    measured.view(0.0, view(1, (1, (2,), ())))
+    log = ReplicationLog[object](0)
+    log.members((2,), ())
+    list(log.append(0.0, NOBODY, Retire(), ()))
+    measured.view(1.0, view(2, (1, (), ()), generation=2), [log])
+    assert measured.said(2.0, ())["log_entries"] == 1

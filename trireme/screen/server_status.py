@@ -42,8 +42,9 @@ class ServerStatus(Measures):
         self._seconds += seconds
         self._times += 1
 
-    def view(self, now: float, view: View) -> None:
+    def view(self, now: float, view: View, logs: Iterable[ReplicationLog[Any]] = ()) -> None:
         """Takes a view: notes what this server holds, a takeover, and a rollback."""
+        self._count(logs)
         before, self._view = self._view, view
         server, shards = self._server, view.shards
         self._held = {
@@ -118,10 +119,8 @@ class ServerStatus(Measures):
         self._told = status
         return {name: told for name, told in over.items() if name not in status} | status
 
-    def _replication(
-        self, now: float, logs: Iterable[ReplicationLog[Any]]
-    ) -> dict[str, float | str]:
-        """Returns what this server holds and does for others, and counts the entries of logs."""
+    def _count(self, logs: Iterable[ReplicationLog[Any]]) -> int:
+        """Counts the entries of logs, each once; returns how many are not confirmed."""
         seen, unconfirmed = dict[ReplicationLog[Any], tuple[int, int]](), 0
         for log in logs:
             entries, nbytes = self._seen.get(log, (0, 0))
@@ -129,7 +128,14 @@ class ServerStatus(Measures):
             self._bytes += log.appended_bytes - nbytes
             seen[log] = log.appended, log.appended_bytes
             unconfirmed += log.unconfirmed
-        self._seen, view = seen, self._view
+        self._seen = seen
+        return unconfirmed
+
+    def _replication(
+        self, now: float, logs: Iterable[ReplicationLog[Any]]
+    ) -> dict[str, float | str]:
+        """Returns what this server holds and does for others, and counts the entries of logs."""
+        unconfirmed, view = self._count(logs), self._view
         if not view.shards:
             return {}
         slots = [shard.stop - shard.start for shard in view.shards]

@@ -22,6 +22,7 @@ from trireme.cluster.messages import LinkLost
 from trireme.cluster.view import ServerEntry, ShardEntry, View
 from trireme.ps.messages import FromServer
 from trireme.ps.replication.dispatcher import AuthenticatedLink, Dispatcher
+from trireme.ps.replication.log import ReplicationLog
 from trireme.ps.replication.messages import ConnectToLeader, ConnectToShard, FollowPrimary, Pulse
 from trireme.ps.replication.replica import Output, Replica
 from trireme.ps.replication.stall_clock import StallClock
@@ -237,17 +238,18 @@ class Replicas(Generic[_L]):
                 out.append(LinkLost(self.view.generation, shard, entry.index, entry.incarnation))
         return out
 
+    def logs(self) -> list[ReplicationLog[_L]]:
+        """Returns the logs of the shards that this server is primary of."""
+        return [each.log for each in self.by_shard.values() if each.log is not None]
+
     def local(self, shard: int) -> Replica[_L] | None:
         replica = self.by_shard.get(shard)
         return replica if replica is not None and replica.primary else None
 
     def missed(self) -> Iterator[tuple[int, int, FromServer]]:
-        """Yields the last messages between shards whose primaries are both here, to be heard again.
+        """Yields (speaking shard, hearing shard, last message) where both primaries are here.
 
         A primary that has just been promoted here may not have heard them.
-
-        Yields:
-            The shard that speaks, the one that hears, and the message.
         """
         leader = self.local(0)
         if leader is None:

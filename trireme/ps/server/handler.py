@@ -225,8 +225,7 @@ class ShardHandler:
                 link.offer(Pulse())
 
     def status(self) -> Report:
-        logs = [each.log for each in self.replicas.by_shard.values() if each.log is not None]
-        return self._measures.status(self._now(), self.shard, logs)
+        return self._measures.status(self._now(), self.shard, self.replicas.logs())
 
     # -- from the coordinator --------------------------------------------------------------------
 
@@ -234,7 +233,7 @@ class ShardHandler:
         """Passes a new view to the replicas. In the service's thread."""
         now = self._now()
         self.replicas.incarnation = incarnation
-        self._measures.view(now, view)
+        self._measures.view(now, view, self.replicas.logs())
         # Shards of this server hear each other when all have taken the view: before,
         # an answer could go out with values that another shard's message has changed since.
         self._delivers = True

@@ -23,8 +23,8 @@ class Measures:
     def applied(self, seconds: float) -> None:
         """Records how long it took to apply the updates of a step."""
 
-    def view(self, now: float, view: View) -> None:
-        """Takes a new view."""
+    def view(self, now: float, view: View, logs: Iterable[ReplicationLog[Any]]) -> None:
+        """Takes a new view; the logs are those of before, which it may replace."""
 
     def status(self, now: float, shard: Shard, logs: Iterable[ReplicationLog[Any]]) -> Report:
         """Returns the server's status; the logs are those of the shards that it is primary of."""
