@@ -43,7 +43,7 @@ def test_a_stopped_worker_is_named_within_two_seconds_and_the_end_is_shown(shell
     ended = top.ended()
     assert ended.status == 0
     last = ended.out.rpartition("\x1b[?1049l")[2]  # what stays on the screen of before
-    assert re.search(r"interrupted for \d", last) and "ps:0" in last and "worker:1" in last
+    assert re.search(r"interrupted after \d", last) and "ps:0" in last and "worker:1" in last
 
     lines = shell.run("top", "run").out.splitlines()
     assert len(lines) == 1

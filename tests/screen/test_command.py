@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -14,7 +15,7 @@ from tests.screen.test_job_state import WORKER, picture, task
 from trireme.cli import main
 from trireme.launch.run_directory import claim
 from trireme.monitor.records import Begin, Record, RecordWriter, records_directory
-from trireme.screen.command import _recorded
+from trireme.screen.command import _now, _recorded
 from trireme.screen.render import render
 
 
@@ -59,6 +60,28 @@ def test_the_end_is_not_behind_what_was_seen(tmp_path: Path) -> None:
     assert (end.phase, end.seconds) == ("finished", 12.5)
     assert [each.number("global_step") for each in end.tasks] == [50, 40]
     assert [each.state for each in end.tasks] == ["", ""]
+
+
+def test_what_was_seen_stays_while_the_coordinator_does_not_answer(tmp_path: Path) -> None:
+    """As at the end of a job, before its record says that it has ended."""
+    directory = claim(tmp_path)
+    directory.write_record(
+        msgspec.structs.replace(FINISHED, state="running", coordinator="tcp://127.0.0.1:9")
+    )
+    seen = picture(task("worker", 0, **WORKER))
+    now = _now(tmp_path, seen)
+    directory.release()
+    assert (now.phase, now.tasks, now.step) == ("running", seen.tasks, seen.step)
+    assert now.note.startswith("the coordinator does not answer: ")
+    assert now.seconds > seen.seconds
+
+
+@pytest.mark.parametrize("phase", ["finished", "running"])
+def test_a_job_is_running_for_some_time_and_has_ended_after_it(phase: str) -> None:
+    console = Console(file=io.StringIO(), width=100)
+    console.print(render(replace(picture(task("worker", 0, **WORKER)), phase=phase), 100))
+    word = "after" if phase == "finished" else "for"
+    assert f"{phase} {word} 12.5 s" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("terminal", [True, False])

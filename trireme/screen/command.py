@@ -65,7 +65,8 @@ def _now(path: Path, seen: JobSnapshot | None) -> JobSnapshot:
         return from_cluster(title, query(record, timeout=1.0), seconds)
     except TriremeError as error:
         note = f"the coordinator does not answer: {error}"
-        return JobSnapshot(title, "running", seconds, (), note=note)
+        before = seen or JobSnapshot(title, "running", seconds, ())
+        return replace(before, title=title, phase="running", seconds=seconds, note=note)
 
 
 def _recorded(path: Path, seen: JobSnapshot | None) -> JobSnapshot:

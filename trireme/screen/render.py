@@ -24,6 +24,7 @@ from trireme.screen.placement import summary
 
 _COLOURS = {"data": "blue", "compute": "green", "push": "yellow", "wait": "red", "apply": "magenta"}
 _LEFT = ("task", "state", "phases", "shards")
+_OVER = ("finished", "failed", "interrupted", "lost")
 _WIDE = {
     84: ("staleness", "lag"),
     100: ("applied", "stale"),
@@ -68,9 +69,10 @@ def render(picture: JobSnapshot, width: int) -> RenderableType:
 
 def _head(picture: JobSnapshot, width: int) -> RenderableType:
     end = f"/{picture.last_step}" if picture.last_step else ""
+    word = "after" if picture.phase in _OVER else "for"
     text = Text.assemble(
         (printable(picture.title), "bold"),
-        f"  {printable(picture.phase)} for {picture.seconds:.1f} s  ",
+        f"  {printable(picture.phase)} {word} {picture.seconds:.1f} s  ",
         f"global step {picture.step}{end}  {picture.pace:,.0f} examples/s",
     )
     if not picture.last_step:
