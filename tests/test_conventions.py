@@ -129,7 +129,7 @@ def test_only_launch_and_command_line_read_the_environment() -> None:
     for file in package():
         first = file.path.relative_to(PACKAGE).parts[0]
         if (
-            first not in ("launch", "cli", "fork", "agents", "slurm", "ray")
+            first not in ("launch", "cli", "fork", "agents", "slurm", "ray", "control")
             and file.path.name != "command.py"
         ):
             reads = [line for line, each in file.attributes if each in ("os.environ", "os.getenv")]

@@ -50,6 +50,11 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
+def open_at_once(path: str, flags: int) -> int:
+    """Opens a file, which may be a pipe that nobody reads; an `opener` for `open`."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
+
 def make_directory(path: Path) -> None:
     """Makes a directory and its parents, and syncs them to the disk."""
     if path.is_dir():

@@ -353,19 +353,22 @@ class JobConfig(
         Each strategy checks the values of its own options itself.
         """
         mesh = Mesh.parse(self.model.mesh)
-        replicas, compress = self.tasks.replicas, self.training.compress
-        if replicas > max(1, servers):
+        tasks, compress = self.tasks, self.training.compress
+        if tasks.replicas > max(1, servers):
             there_are = f"{servers} {'server' if servers == 1 else 'servers'}"
             less = f" or give at most --replicas {servers}" if servers else ""
             raise UsageError(
-                f"replicas is {replicas} ({self.origin('replicas')}): each copy is on a "
+                f"replicas is {tasks.replicas} ({self.origin('replicas')}): each copy is on a "
                 f"parameter server of its own, and this job has {there_are if servers else 'none'}"
-                f"; add --ps {replicas}{less}"
+                f"; add --ps {tasks.replicas}{less}"
             )
+        processes = mesh.size * (tasks.workers if servers and isinstance(tasks.workers, int) else 1)
+        if processes > 4096:
+            raise UsageError(f"mesh {mesh} makes {processes:,} processes: a job has at most 4,096")
         if servers:
             if mesh.size > 1 and self.training.prefetch:
                 raise UsageError("prefetch is for workers of one process: leave out --prefetch")
-        elif compress != "none" and (mesh.size > 1 or self.tasks.workers != 1):
+        elif compress != "none" and (mesh.size > 1 or tasks.workers != 1):
             raise UsageError(
                 f"compress is {compress} ({self.origin('compress')}): codecs pack what "
                 "workers push to parameter servers; add --ps 1"

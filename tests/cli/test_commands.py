@@ -102,6 +102,14 @@ def write(name: str, text: str) -> str:
             ["run", "--ps", "257", "a.py"],
             "ps is '257' (command line): it must be a whole number from",
         ),
+        (
+            ["run", "--mesh", "dp=100000000", "a.py"],
+            "mesh dp=100000000 makes 100,000,000 processes: a job has at most 4,096",
+        ),
+        (
+            ["run", "--ps", "1", "--workers", "2048", "--mesh", "dp=4", "a.py"],
+            "mesh dp=4 makes 8,192 processes",
+        ),
         (["run", "--workers", "99999999999", "a.py"], "it must be a whole number from 1 to 4096"),
         (["run", "--ps", "1", "--staleness", "1" * 30, "a.py"], "staleness is '111"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import subprocess
@@ -63,6 +64,20 @@ def test_what_a_full_disk_does_not_take_is_counted_and_said_once(tmp_path: Path)
     text = (tmp_path / "log").read_text()
     assert text.startswith("1234567\n12")
     assert text.endswith("[trireme: 4 lines could not be written here]\nagain\non\n")
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    said: list[str] = []
+    os.mkfifo(tmp_path / "log")
+    log = LogFile(tmp_path / "log", said.append)
+    log.write(b"nobody reads this")
+    assert len(said) == 1
+    reader = os.open(tmp_path / "log", os.O_RDONLY | os.O_NONBLOCK)
+    for _ in range(3):
+        log.write(b"x" * (1 << 16))  # more than a pipe holds
+    log.close()
+    assert b"2 lines could not be written" in os.read(reader, 100)
+    os.close(reader)
 
 
 def test_a_directory_that_is_gone_ends_nothing(tmp_path: Path) -> None:

@@ -195,3 +195,46 @@ def test_an_exception_at_a_prompt_is_not_the_end_of_the_program(tmp_path: Path) 
     assert ended.stderr.count("ZeroDivisionError") == 2 and "failed" not in ended.stderr
     assert ended.returncode == 0
     assert saved(tmp_path / "run") == ["step-000000001-writer-1"]
+
+
+FILLED = """
+import sys, torch, trireme
+
+model = torch.nn.Linear(3, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = trireme.distribute(model, optimizer, run_dir=sys.argv[1])
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).square().mean().backward()
+    optimizer.step()
+model.weight = torch.nn.Parameter(torch.ones(2, 3))
+"""
+
+
+def test_what_fails_at_exit_is_told_in_one_line_and_in_the_status(tmp_path: Path) -> None:
+    (tmp_path / "loop.py").write_text(FILLED)
+    ended = subprocess.run(
+        [sys.executable, "loop.py", "run"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "error: the program has put another parameter in the place of 'weight'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_a_loop_that_is_not_restored_is_told_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], follows: bool
+) -> None:
+    for _ in range(2):
+        model, optimizer = make(tmp_path)
+        steps = range(optimizer.loop_steps, 4) if follows else range(2)
+        for _ in steps:
+            step(model, optimizer)
+        told = capfd.readouterr()
+        optimizer.close()
+    assert ("the job goes on at step 2, and this loop at its beginning" in told.out) != follows

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any
 
@@ -24,7 +25,6 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room: float = float("inf")
-        self._open = Path.open
         disk = self
 
         class File:
@@ -44,11 +44,10 @@ class Disk:
                 if not disk.room:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        def opened(path: Path, mode: str = "r", *args: Any, **options: Any) -> Any:
-            file = self._open(path, mode, *args, **options)
-            return File(file) if "a" in mode else file
+        def opened(*args: Any, **options: Any) -> Any:
+            return File(FileIO(*args, **options))
 
-        monkeypatch.setattr(Path, "open", opened)
+        monkeypatch.setattr("trireme.monitor.records.FileIO", opened)
 
 
 def test_records_survive_a_full_disk(
@@ -107,3 +106,11 @@ def test_a_pipe_among_the_records_is_passed_by(tmp_path: Path) -> None:
     writer.close()
     os.mkfifo(tmp_path / "records" / "worker-1.jsonl")
     assert [start.begin.task for start in read_starts(tmp_path)] == ["worker:0"]
+
+
+def test_a_pipe_in_the_place_of_its_own_is_not_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "worker-0.jsonl")
+    RecordWriter(tmp_path, BEGIN).write(record(1))
+    assert "worker:0 records nothing for now" in caplog.text

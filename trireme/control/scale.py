@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from trireme.control.entry import SCALE
 from trireme.control.stop import timeout_seconds
 from trireme.errors import JobFailed, UsageError, WaitTimeout, WireError
 from trireme.launch.config.task_config import BY_HAND
-from trireme.launch.environment import secret_by_hand
+from trireme.launch.environment import ENVIRONMENTS, LAUNCHERS
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import local_directory
 from trireme.printable import counted, printable
@@ -82,7 +83,9 @@ def _coordinator_by_hand(given: argparse.Namespace) -> Observer:
     if given.certs is not None:
         certificates, scheme = Certificates(encryption().read(given.certs, OBSERVER)), "tls"
     loopback = is_loopback(given.coordinator)
-    secret = secret_by_hand(given.secret_file, loopback=loopback, certificates=given.certs)
+    secret = ENVIRONMENTS.load(LAUNCHERS).secret(
+        given.secret_file, os.environ, loopback=loopback, certificates=given.certs
+    )
     address = f"{scheme}://{given.coordinator}"
     return Observer(address, BY_HAND, bytes.fromhex(secret), certificates)
 

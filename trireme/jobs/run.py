@@ -23,7 +23,7 @@ from trireme.launch.config.secret import nameless_file
 from trireme.launch.config.task_config import TaskConfig
 from trireme.launch.engines import ENGINES, all_options
 from trireme.launch.environment import check_no_task
-from trireme.launch.output import terminal_console
+from trireme.launch.output import Console
 from trireme.launch.process_setup.program import MODULE, check_program, program_name
 
 _LEAST_WAIT = 10.0
@@ -224,5 +224,5 @@ def _start(order: Order, result: IO[bytes] | None, verbose: bool) -> LaunchedJob
     with suppress(OSError):  # it has ended: its status says how
         launcher.stdin.write(msgspec.json.encode(order) + b"\n")
         launcher.stdin.flush()
-    console = terminal_console() if verbose else None
+    console = Console(sys.stdout, sys.stderr) if verbose else None
     return LaunchedJob(launcher, os.fdopen(reader, "rb"), errors, console, result, order.task.job)

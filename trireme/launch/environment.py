@@ -140,12 +140,6 @@ def worker_of_servers(servers: str, worker: int, workers: int) -> TaskConfig:
     return ENVIRONMENTS.load(LAUNCHERS).join(servers, worker, workers, os.environ, None)
 
 
-def secret_by_hand(file: Path | None, *, loopback: bool, certificates: Path | None) -> str:
-    """Returns the secret of a job that was started by hand; see `Environment.secret`."""
-    known = ENVIRONMENTS.load(LAUNCHERS)
-    return known.secret(file, os.environ, loopback=loopback, certificates=certificates)
-
-
 def _alone(environ: Mapping[str, str]) -> TaskConfig:
     """Returns a job of its own; warns of launch options, which no launcher has read."""
     read_config({}, environ, None)  # refuses misspelt variables

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Self, TextIO
 
+from trireme.files import open_at_once
 from trireme.launch.background_writer import BackgroundWriter
 from trireme.printable import printable
 
@@ -40,7 +41,7 @@ class Console:
     The job goes on without a stream whose reader has gone (`| head`), or whose disk is full.
     """
 
-    def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str]) -> None:
+    def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str] = os.environ) -> None:
         self._out = out
         self._error = error
         self._environ = environ
@@ -95,7 +96,7 @@ class BackgroundConsole(Console):
     end it waits until all is written, for some seconds a line.
     """
 
-    def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str]) -> None:
+    def __init__(self, out: TextIO, error: TextIO, environ: Mapping[str, str] = os.environ) -> None:
         super().__init__(out, error, environ)
         one = BackgroundWriter("console", _WAITING, _STALLED_SECONDS)
         # A terminal that is both shows lines in their order.
@@ -153,14 +154,9 @@ def _file(stream: TextIO) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def terminal_console() -> Console:
-    """Returns a console of this process's standard output and error."""
-    return Console(sys.stdout, sys.stderr, os.environ)
-
-
 def background_console() -> BackgroundConsole:
-    """Returns the same, for a launcher, which no terminal may stop."""
-    return BackgroundConsole(sys.stdout, sys.stderr, os.environ)
+    """Returns a launcher's, of its standard output and error, which no terminal may stop."""
+    return BackgroundConsole(sys.stdout, sys.stderr)
 
 
 class TaskOutputs:
@@ -236,9 +232,9 @@ class LogFile:
             with contextlib.suppress(OSError):  # it goes on in a file that grows
                 os.replace(self._path, f"{self._path}.1")
         if self._file is None:
-            self._file = self._path.open("ab", buffering=0)
+            self._file = io.FileIO(self._path, "a", opener=open_at_once)
             self._size = self._file.tell()
-        written = self._file.write(data)
+        written = self._file.write(data) or 0  # nothing into a pipe that is full
         self._size += written
         if written < len(data):  # an almost full disk takes a part first, and then refuses
-            self._size += self._file.write(data[written:])
+            self._size += self._file.write(data[written:]) or 0

@@ -31,15 +31,15 @@ class KeptState:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._held: dict[str, Stateful] = {}
+        self.held: dict[str, Stateful] = {}
         worker.checkpoints.kept = self._everything
 
     def keep(self, name: str, held: Stateful) -> bool:
         """Keeps an object, and loads its state of the job; returns whether there is one."""
-        if name in self._held:
+        if name in self.held:
             raise ConfigurationError(f"keep({name!r}): another object has this name")
         encoded(name, 0, held.state_dict())  # what cannot be held is refused now
-        self._held[name] = held
+        self.held[name] = held
         checkpoints, backend = self._worker.checkpoints, self._worker.backend
         found = [*backend.collect(f"kept/{name}").values()]
         if (restored := checkpoints.known_kept.get(name)) is not None:
@@ -58,7 +58,7 @@ class KeptState:
     def _everything(self) -> dict[str, str]:
         """Returns the present states for a checkpoint, in base64; other workers get them too."""
         saved: dict[str, str] = {}
-        for name, held in self._held.items():
+        for name, held in self.held.items():
             data = encoded(name, self._worker.global_step, held.state_dict())
             self._worker.backend.share(f"kept/{name}", data)
             saved[name] = base64.b64encode(data).decode()

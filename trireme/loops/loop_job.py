@@ -14,6 +14,7 @@ from torch import nn
 
 from trireme.errors import ConfigurationError, TriremeError
 from trireme.launch.process_setup.leaving import leave
+from trireme.launch.process_setup.program import report_failure
 from trireme.loops.batch_watch import BatchWatch
 from trireme.loops.gradient_watch import GradientWatch
 from trireme.loops.kept_state import KeptState
@@ -44,6 +45,7 @@ class LoopJob:
         self.loss: torch.Tensor | float | None = None  # that the program has logged last
         self.data = LoopData(job)
         self.kept = KeptState(worker)
+        self._restored = worker.checkpoints.restored_from
         self._ready = time.monotonic()  # since when the program computes the next step
         self._size = 0  # of the batches of the last step; below 0 after the warning of its change
         self._began = False  # the step that the next update is of
@@ -116,6 +118,13 @@ class LoopJob:
                 pushed = worker.update(examples, self.data.spans())
             self.data.updated()
             self.drop_extra_gradients()
+        restored, self._restored = self._restored, None
+        if restored and not (self.data.deals or worker.hyper.counted or self.kept.held):
+            worker.progress.warn(
+                f"the job goes on at step {restored}, and this loop at its beginning: its epochs "
+                "and schedules are not restored. Let the job deal the data (optimizer.epochs, "
+                "optimizer.prepare), or begin at optimizer.loop_steps"
+            )
         self._batches.compare(worker)
         number = self._batches.take_examples()
         if not (weighed or self.data.deals):
@@ -145,10 +154,10 @@ class LoopJob:
         if self._size < 0:
             self._worker.progress.warn(
                 f"the batches of this loop differ in size ({before} examples, then {number}), and "
-                "the gradient of each worker counts alike in the mean, which is then not the mean "
-                "over all examples: say optimizer.step(examples=len(batch)), or the number of "
-                "tokens where the loss is their mean; or let the job deal the data "
-                "(optimizer.epochs)"
+                "the gradient of each worker counts alike in the mean: where those of one step "
+                "differ, that is not the mean over all examples. Say "
+                "optimizer.step(examples=len(batch)), or the number of tokens where the loss is "
+                "their mean; or let the job deal the data (optimizer.epochs)"
             )
 
     def synchronize(self, optimizer: int, examples: float | None) -> None:
@@ -279,7 +288,10 @@ class LoopJob:
             worker.update(0.0, ())
             self._batches.compare(worker)
 
-    def _explain(self, error: BaseException) -> TriremeError | None:
+    def _explain(self, error: BaseException | None) -> TriremeError | None:
+        if error is None:
+            self.job.leave(None)
+            return None
         self._worker.note(error)
         task, rule = self._worker.task, self._setup.settings.rule
         mixed = task.servers and task.workers > 1
@@ -296,12 +308,18 @@ class LoopJob:
         return None if group is None else group.why_broken(error)
 
     def _at_exit(self) -> None:
+        """Leaves the job. Nothing that a function at exit raises changes the exit status."""
+        failed = self._end.error
         try:
-            self.job.leave(self._end.error)
+            self.job.leave(failed)
         except KeyboardInterrupt:
             pass  # the worker has left, and nothing else is to come
-        except SystemExit:  # nothing that is raised here changes the exit status
+        except SystemExit:
             leave(self._worker.lifecycle.exit_status)
+        except Exception as error:
+            if failed is not None:
+                raise
+            leave(report_failure(error, "", None))
 
     def _release(self) -> None:
         _JOINED.remove(self)

@@ -19,7 +19,7 @@ class ProgramEnd:
     """Watches, from `watch` to `forget`, for the exception that ends this program."""
 
     def __init__(
-        self, explain: Callable[[BaseException], TriremeError | None] = lambda error: None
+        self, explain: Callable[[BaseException | None], TriremeError | None] = lambda error: None
     ) -> None:
         self.explain = explain
         self._error: BaseException | None = None

@@ -19,12 +19,14 @@ import platform
 import socket
 import time
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from trireme.cluster.messages import StatusValue
+from trireme.files import open_at_once
 from trireme.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -97,7 +99,7 @@ class RecordWriter:
             if self._file is None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 # Unbuffered: `close` writes nothing.
-                self._file = self._path.open("ab", buffering=0)
+                self._file = FileIO(self._path, "a", opener=open_at_once)
             for line in lines:
                 # On a new line, if the last write failed.
                 data = b"\n" * bool(self._missed) + msgspec.json.encode(line) + b"\n"

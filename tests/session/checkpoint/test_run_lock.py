@@ -163,6 +163,12 @@ def test_a_step_of_the_clock_makes_no_other_process_of_a_writer(
     assert writer(pid=other_process.pid, birth=f"{own.birth}0").gone  # a later one of this id
 
 
+def test_a_pipe_in_the_place_of_an_entry_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / WRITERS / "000007").mkdir(parents=True)
+    os.mkfifo(tmp_path / WRITERS / "000007" / "writer.json")
+    assert LocalLock(tmp_path).newest() == (7, None)
+
+
 def test_no_other_user_can_hold_the_lock(tmp_path: Path) -> None:
     lock = LocalLock(tmp_path).claim(writer())
     (file,) = (tmp_path / WRITERS).glob("*/writer.json")

@@ -94,20 +94,20 @@ def run_body(
     """
     try:
         body()
+        _explained(None)
     except SystemExit as error:
         return _exited(error, launcher)
     except KeyboardInterrupt as error:
         FAILED.append(error)
         return INTERRUPTED
     except BaseException as error:
-        return _failed(_explained(error), task, launcher)
+        return report_failure(_explained(error) or error, task, launcher)
     return 0
 
 
-def _explained(error: BaseException) -> BaseException:
-    """Returns the error that says why a program has ended, where more than its own is known."""
-    known = (explain(error) for explain in EXPLAIN)
-    return next((found for found in known if found is not None), error)
+def _explained(error: BaseException | None) -> BaseException | None:
+    known = (explain(error) for explain in [*EXPLAIN])
+    return next((found for found in known if found is not None), None)
 
 
 def _exited(error: SystemExit, launcher: LauncherPipe | None) -> int:
@@ -123,7 +123,8 @@ def _exited(error: SystemExit, launcher: LauncherPipe | None) -> int:
     return status
 
 
-def _failed(error: BaseException, task: str, launcher: LauncherPipe | None) -> int:
+def report_failure(error: BaseException, task: str, launcher: LauncherPipe | None) -> int:
+    """Tells how the program has failed, and returns its exit status; see `run_body`."""
     own = _without_launcher(error.__traceback__)
     FAILED.append(error)
     if launcher is not None and isinstance(error, JobFailed):
@@ -167,5 +168,6 @@ def _location(frames: TracebackType | None) -> str:
 FAILED: list[BaseException] = []
 """The exceptions that ended the program of this process, for functions that run at exit."""
 
-EXPLAIN: list[Callable[[BaseException], BaseException | None]] = []
-"""Functions that return the error behind one that has ended this program; None if it says all."""
+EXPLAIN: list[Callable[[BaseException | None], BaseException | None]] = []
+"""Functions that return the error behind one that has ended this program; None if it says all.
+Where the program has ended well they are called with None, and may raise."""

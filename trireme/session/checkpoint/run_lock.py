@@ -31,7 +31,7 @@ import msgspec
 import psutil
 
 from trireme.errors import ConfigurationError
-from trireme.files import open_lock, sync_directory, try_lock
+from trireme.files import open_lock, open_regular, sync_directory, try_lock
 from trireme.host import process_birth
 from trireme.location import Location
 
@@ -181,7 +181,8 @@ class LocalLock(RunLock):
             return 0, None
         number = max(map(number_of, names), default=0)
         try:
-            return number, WRITER_DECODER.decode(self._entry(number).read_bytes())
+            with open_regular(self._entry(number)) as file:
+                return number, WRITER_DECODER.decode(file.read())
         except (OSError, msgspec.MsgspecError, UnicodeError):
             return number, None
 

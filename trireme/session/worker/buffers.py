@@ -36,12 +36,11 @@ class Buffers:
         self._last: dict[str, torch.Tensor] | None = None  # their mean, when training has ended
 
     def constants(self) -> dict[str, torch.Tensor]:
-        model = self._setup.model
         # By identity: a tied parameter has several names, and is trained under one of them.
         trained = {id(parameter) for parameter in self._setup.flat.parameters.values()}
         return {
             name: tensor.detach().cpu().contiguous().clone()
-            for name, tensor in state_of(model).items()
+            for name, tensor in state_of(self._setup.model).items()
             if id(tensor) not in trained and not tensor.is_meta  # another process holds it
         }
 
@@ -58,8 +57,7 @@ class Buffers:
         self._backend.share(_INITIAL, save_bytes(self.constants()))
 
     def take(self) -> None:
-        left = self._backend.collect(_INITIAL)
-        if left:
+        if left := self._backend.collect(_INITIAL):
             self.set_constants(load_bytes(left[min(left)]))
 
     def spread(self) -> None:
@@ -118,19 +116,16 @@ class Buffers:
         means = {} if self._alone else self.average()
         own_buffers = {name: b.clone() for name, b in named_buffers(setup.model) if name in means}
         if alone and setup.settings.options.ema is None:
-            self._put_buffers(means)
-            try:
-                yield self._backend.global_step
-            finally:
-                self._put_buffers(own_buffers)
-            return
-        state = self._backend.snapshot(state=False)
-        own_values = {name: p.detach().clone() for name, p in setup.flat.parameters.items()}
-        self._put(state.average or state.values, means)
+            step, values = self._backend.global_step, dict[str, torch.Tensor]()
+        else:
+            state = self._backend.snapshot(state=False)
+            step, values = state.step, dict(state.average or state.values)
+        own = {n: p.detach().clone() for n, p in setup.flat.parameters.items() if n in values}
+        self._put(values, means)
         try:
-            yield state.step
+            yield step
         finally:
-            self._put(own_values, own_buffers)
+            self._put(own, own_buffers)
 
     def collect_values(self, *, final: bool = False) -> None:
         """Copies the present values into the whole model, whose parts processes train.
@@ -144,7 +139,7 @@ class Buffers:
 
     def _put(self, values: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
         with torch.no_grad(), self._setup.own_writes.ours():
-            for name, parameter in self._setup.flat.parameters.items():
+            for name, parameter in self._setup.flat.parameters.items() if values else ():
                 parameter.copy_(values[name])
             self._put_buffers(buffers)
 

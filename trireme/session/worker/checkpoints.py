@@ -199,7 +199,8 @@ class WorkerCheckpoints:
         storage.look()
         agreed = backend.saves
         wanted = storage.due(backend.global_step) if agreed is None else agreed
-        if wanted and (self._lifecycle.is_chief or backend.together):
+        # The last step is saved with what the workers share at their end.
+        if wanted and not backend.stopping and (self._lifecycle.is_chief or backend.together):
             self._copy()
         if not backend.trains_locally:
             self._write()
@@ -225,6 +226,8 @@ class WorkerCheckpoints:
         if not self._storage.scheduled:
             return
         self._write()
+        if self._backend.together:  # else the chief has what the others shared last
+            self.buffers.publish()
         with self._lifecycle.liveness.excused("it saves"), self._backend.saving() as state:
             if not self._lifecycle.is_chief:  # it only takes part
                 return
