@@ -171,10 +171,10 @@ class DataMethods(JobMethods):
     ) -> dict[str, float]:
         """Returns the mean loss and metrics of a data set for the values of one consistent step.
 
-        A metric with a state, such as one of TorchMetrics, is computed once, over the whole set.
-        The moving average of the parameters is evaluated where one is kept. The chief records the
-        result, in TensorBoard as the run `name`. Where no process holds the whole model (a graph
-        that was placed by an example), all processes must call it, with the same data.
+        A metric with a state is computed once, over the whole set. The moving average of the
+        parameters is evaluated where one is kept, and the mean of the buffers that workers shared
+        last. The chief records the result, in TensorBoard as the run `name`. Where no process holds
+        the whole model (a graph placed by an example), all must call it, with the same data.
 
         Args:
             dataset: a data set, of which each example counts once; one that is iterated over must

@@ -79,9 +79,9 @@ class Session(DataMethods):
         seed (default 0): the seed of all randomness: of torch, NumPy and `random`, the order of the
             examples and what their data set draws for each.
         deterministic (default False): whether a run is bit-equal to its repetition, and a resumed
-            run to an uninterrupted one; for synchronous strategies, and for one worker. Pass a
-            function that builds the model, or seed torch before building it: the session cannot
-            seed the initial values of an existing module.
+            run to an uninterrupted one (but for buffers that differ by worker); for synchronous
+            strategies, and for one worker. Pass a function that builds the model, or seed torch
+            before building it: the session cannot seed an existing module's initial values.
         checkpoint (default Checkpoint()): when to save and which checkpoints to keep; None never
             saves.
         resume (default "auto"): `auto` continues from the newest undamaged checkpoint of the run
