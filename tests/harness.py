@@ -248,7 +248,10 @@ def keepers(cluster: Cluster, ran: Ran[T]) -> Iterator[str]:
         threads.start(f"ps:{index}", lambda c=config: serve(c, lambda _: None))
     try:
         yield address
-        threads.join(SECONDS)
+        try:
+            threads.join(SECONDS)
+        except AssertionError as error:  # as where workers have failed before they joined
+            raise AssertionError(f"{error}; workers raised {ran.raised}") from error
     except BaseException:  # servers that go on would disturb the tests after this one
         deadline = time.monotonic() + 10.0
         while time.monotonic() < deadline and any(

@@ -89,6 +89,17 @@ def test_values_that_change_places_change_the_digest() -> None:
     assert digest([one[:32], one[32:]]) != digest([one[32:], one[:32]])
 
 
+def test_a_bit_of_a_tensor_with_two_names_is_one_bit() -> None:
+    """As the step of an optimizer, which the parameters of a group share."""
+    step = torch.tensor(6.0)
+    seal = Seal([("weight/step", step), ("bias/step", step)])
+    step.view(torch.int32).bitwise_xor_(64)
+    change = seal.changed()
+    assert change is not None and str(change) == "bit 6 of element 0 of weight/step"
+    change.mend()
+    assert step == 6.0
+
+
 def test_nothing_is_found_where_nothing_has_changed() -> None:
     assert sealed(tensors()).changed() is None
 
