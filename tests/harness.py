@@ -311,8 +311,11 @@ def _global_state() -> Iterator[None]:
     # Both import parts of torch that import each other: not on two threads at once.
     load_optimizers()
     torch.use_deterministic_algorithms(deterministic)
+    # A later job of this process may have its coordinator at the port of an earlier one.
+    left = mock.patch.dict("trireme.launch.environment._LEFT", clear=True)
     try:
-        yield
+        with left:
+            yield
     finally:
         torch.use_deterministic_algorithms(deterministic)
         torch.set_rng_state(generator)
