@@ -51,7 +51,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def open_at_once(path: str, flags: int) -> int:
-    """Opens a file, which may be a pipe that nobody reads; an `opener` for `open`."""
+    """Opens a file without waiting for a reader, if it is a pipe; an `opener` for `open`."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 

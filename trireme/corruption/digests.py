@@ -58,7 +58,7 @@ class Seal:
             differing = before ^ parities(tensor)
             places = np.flatnonzero(differing)
             if not len(places) or (found and found.tensor.data_ptr() == tensor.data_ptr()):
-                continue  # the second: under another name
+                continue  # nothing here, or the same memory under another name
             column, row = int(places[0]), int(places[-1]) - COLUMNS
             alone = found is None and len(places) == 2 and column < COLUMNS and row >= 0
             if not alone or differing[column] != differing[places[-1]]:
