@@ -86,6 +86,17 @@ def test_a_process_that_is_stopped_is_given_up_and_all_are_started_again(
     assert "all workers are started again" in ended.err
 
 
+@pytest.mark.parametrize("stopped", [1, 0])
+def test_a_process_that_is_stopped_between_two_steps_is_given_up_too(
+    stopped: int, shell: Shell
+) -> None:
+    words = ("--heartbeat-timeout", 3, "--max-restarts", 1, "--run-dir", "run", PROGRAM, "session")
+    fault = f"{stopped}:10:stop"
+    ended = shell.run("run", "--workers", 2, *words, "--steps", 20, "--fault", fault)
+    assert ended.status == 0, ended.text
+    assert "sent nothing for" in ended.err and "(--heartbeat-timeout)" in ended.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("busy", [1, 0])
 def test_a_process_that_holds_the_interpreter_lock_and_computes_is_waited_for(

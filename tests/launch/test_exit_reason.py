@@ -53,3 +53,14 @@ def test_corrupted_values_end_the_job_unless_others_have_them() -> None:
     assert describe(error).kind == "corrupted" and not describe(error).worth_a_restart
     error.others_go_on = True
     assert describe(error).kind == "error" and describe(error).worth_a_restart
+
+
+def test_what_cannot_be_sent_of_a_text_is_escaped_or_left_out(
+    ends: tuple[LauncherPipe, IO[bytes]],
+) -> None:
+    pipe, messages = ends
+    pipe.send(describe(ValueError("x\ud800\x1b[2J" + "y" * 3_000_000), "train.py:3"))
+    reason = decode_reason(messages.readline())
+    assert reason is not None
+    assert reason.summary.startswith("ValueError: x\\ud800\\x1b[2Jyyy")
+    assert reason.summary.endswith("yyy (train.py:3)") and len(reason.summary) < 5000

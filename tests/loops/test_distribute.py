@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import pytest
@@ -137,13 +138,19 @@ def test_a_state_is_loaded_where_this_process_holds_it() -> None:
 
 
 def test_a_state_is_refused_where_servers_hold_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, optimizer = make()
+    model, optimizer = make()
     settings = optimizer.worker.setup.settings
     task = msgspec.structs.replace(settings.task, servers=1)
     served = replace(optimizer.worker.setup, settings=replace(settings, task=task))
     monkeypatch.setattr(optimizer.worker, "setup", served)
     with pytest.raises(ConfigurationError, match="parameter servers run this optimizer"):
         optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: {}}})
+    with mock.patch.object(optimizer.worker.progress, "warn") as warn:
+        optimizer.load_state_dict(optimizer.state_dict())  # before the first step: nothing is lost
+        warn.assert_not_called()
+        step(model, optimizer)
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": {}})
+    assert "such as momentum, and keep it: only hyper-parameters are loaded" in warn.call_args[0][0]
     monkeypatch.undo()
     optimizer.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,31 @@ def saved_model(run_dir: Path) -> dict[str, torch.Tensor]:
 def test_a_session_that_was_not_entered_says_so(use: Callable[[trireme.Session], object]) -> None:
     with pytest.raises(ConfigurationError, match="with session"):
         use(make_session())
+
+
+def test_a_step_of_a_second_thread_is_refused_before_its_gradient_is_added() -> None:
+    class Waiting(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if not inside.is_set():
+                inside.set()
+                assert refused.wait(60.0)
+            return super().forward(inputs).sum() * torch.ones(len(inputs))
+
+    inside, refused = threading.Event(), threading.Event()
+    model = Waiting(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    ones = (torch.ones(4, 1), torch.zeros(4))
+    with trireme.Session(
+        model, lambda outputs, _: outputs.mean(), torch.optim.SGD(model.parameters(), lr=1.0)
+    ) as session:
+        first = threading.Thread(target=session.step, args=[ones])
+        first.start()
+        assert inside.wait(60.0)
+        with pytest.raises(ConfigurationError, match="two threads make steps of one session"):
+            session.step(ones)
+        refused.set()
+        first.join()
+        assert (session.global_step, model.weight.item()) == (1, -4.0)
 
 
 def test_a_parameter_in_the_place_of_another_is_refused_before_it_is_not_saved(

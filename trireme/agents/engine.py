@@ -343,7 +343,7 @@ class AgentEngine:
                 return
             then(value)
 
-        def wake(future: Future[Any]) -> None:  # called by a thread of Ray's
+        def wake(future: Future[Any]) -> None:  # called by a thread of the pool's
             self._answers.put(lambda: answered(future))
             self.wake()
 

@@ -54,7 +54,7 @@ def check_process_groups(task: TaskConfig, facts: Mapping[str, NodeFacts]) -> No
                 f"({', '.join(sorted(of_group.values()))}), and talk by torch.distributed, which "
                 "encrypts nothing: everybody on that network could read and change what they send. "
                 "If you trust everybody there, or it is encrypted itself as WireGuard does, add "
-                "--allow-plaintext; else keep them on one node (--ray-pack-workers), or use "
+                "--allow-plaintext; else keep them on one node, as by --ray-pack-workers, or use "
                 "parameter servers and workers of one process"
             )
 

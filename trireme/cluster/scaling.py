@@ -4,11 +4,9 @@ A task that is not needed any more is *dismissed*: a worker at once, and it fini
 first; a server once others hold its copies. The last task of a role is never dismissed.
 
 A signal to one worker, as of a host that is taken away, has that worker leave: the others go on,
-and another process may take its place. The job stops, at a step that is saved, where
-
-- a worker says so, after Ctrl-C, or the coordinator itself is asked to end,
-- a parameter server is asked to end, whose values the workers have to save first,
-- all workers are, or one of a job whose number of workers is fixed.
+and another process may take its place. The job stops, at a step that is saved, after Ctrl-C at a
+worker, where the coordinator or a parameter server is asked to end, or where all workers are, or
+one of a job whose number of workers is fixed.
 
 Signals to all tasks come one after the other. So a worker leaves only when `settle` seconds have
 passed and the others were not asked too.

@@ -3,11 +3,8 @@
 It imports what tasks need, and then waits for requests of its launcher, which it carries out one
 after the other. It has one thread, makes no tensor and touches no GPU, and does not run the user's
 program. Where another thread runs, for whatever reason, it refuses to fork: a lock that the thread
-holds would stay locked in the child for ever.
-
-A task does then as `python -m trireme` with its command line would.
-
-When the launcher dies, the template ends what the tasks have started; see `orphans.py`.
+holds would stay locked in the child for ever. A task then does as `python -m trireme` would. When
+the launcher dies, the template ends what the tasks have started; see `orphans.py`.
 """
 
 from __future__ import annotations

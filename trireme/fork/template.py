@@ -3,9 +3,8 @@
 The template is a process that has imported PyTorch and the parts of Trireme that every task needs,
 and has done nothing else. A task that is forked from it does not import them again. Each task is a
 child of the launcher, and not of the template: the template forks twice, the process in between
-ends, and the kernel gives the task to the launcher, which has asked for orphans
-(`PR_SET_CHILD_SUBREAPER`) during that time. So the launcher alone waits for tasks, and they live on
-when the template dies. `process.py` is the program of the template.
+ends, and the kernel gives the task to the launcher, which has asked for orphans meanwhile
+(`PR_SET_CHILD_SUBREAPER`). So they live on when the template dies, whose program is `process.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 They spare the bookkeeping of `Optimizer.step`, which takes longer than a kernel does for a small
 model, and divide gradients themselves, which spares a pass over memory, where that is as precise.
-
 They are called as the fused path of `torch.optim`'s class of that name does after its checks: it
 advances the step counters first, which the kernels rely on, then updates in place.
 """

@@ -1,8 +1,4 @@
-"""Why a task ended, which it tells its launcher.
-
-An exit status is one number. It cannot tell which of several tasks failed first, and which ended
-only because another one failed.
-"""
+"""Why a task ended, which it tells its launcher: an exit status does not say which failed first."""
 
 from __future__ import annotations
 
@@ -29,12 +25,15 @@ from trireme.errors import (
     WireError,
     WireTimeout,
 )
+from trireme.printable import printable
 
 INTERRUPTED = 130
 """The exit status of a task, or of a job, that was stopped and has saved."""
 
 LEFT = 143
 """The exit status of a worker that SIGTERM has asked to leave, while its job goes on: 128 + 15."""
+
+LONGEST_TEXT = 4096  # of what an exception says, in characters
 
 Kind = (
     Literal["usage", "error", "exception", "exit", "signal", "hung", "gone", "left", "silent"]
@@ -117,7 +116,7 @@ NO_WORKER_JOINED = ExitReason(
 
 def describe(error: BaseException, location: str = "") -> ExitReason:
     """Returns the reason of a task that ended by `error`, raised at `location` if it is known."""
-    text = str(error).strip().splitlines()
+    text = printable(str(error)[:LONGEST_TEXT], keep="\n").strip().splitlines()
     first = text[0] if text else ""
     if isinstance(error, CorruptedValues) and not error.others_go_on:
         return ExitReason(kind="corrupted", summary=first)

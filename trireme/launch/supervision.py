@@ -7,8 +7,7 @@ asked it to, is started again where restarts are allowed; otherwise the job goes
 worker that fails by itself ends the job. With `--replicas`, a server that fails is started again
 where restarts are left; otherwise the job goes on with the others. When a server is lost that the
 job does not outlive, the whole job is started again where restarts are allowed; otherwise the job
-ends. A task that the coordinator has given up is killed by a signal. A task that is dismissed may
-end as it likes. The coordinator itself runs in the launcher's process.
+ends. A task that the coordinator has given up is killed. One that is dismissed ends as it likes.
 """
 
 from __future__ import annotations

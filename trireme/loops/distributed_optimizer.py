@@ -278,6 +278,11 @@ class DistributedOptimizer(JobMethods, torch.optim.Optimizer):
                 "worker cannot replace: the job restores it from the checkpoints of its run "
                 'directory. To load only the hyper-parameters, give {**saved, "state": {}}'
             )
+        if setup.served and self.global_step:  # `state_dict()` has no state
+            self.worker.warn_as_chief(
+                "load_state_dict: parameter servers hold this optimizer's state, such as momentum, "
+                "and keep it: only hyper-parameters are loaded"
+            )
         given, groups, state = self._given, self.param_groups, self._given.state
         given.load_state_dict(dict(state_dict))
         for group, loaded in zip(groups, given.param_groups, strict=True):

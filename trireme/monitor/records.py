@@ -4,9 +4,7 @@ A task appends to `worker-0.jsonl` or `ps-0.jsonl`. Each start begins with a lin
 the process (`Begin`), followed by lines with its status and its sums so far (`Record`). The
 interval between lines grows from half a second to a thousandth of the elapsed time: a day's file
 has about 6,000 lines.
-
-Monitoring must not end a job: if writing fails, a warning is logged, and the next record is tried
-again. Readers skip a line that a full disk has cut short.
+Monitoring does not end a job: a failure is logged. Readers skip a line that is cut short.
 """
 
 from __future__ import annotations

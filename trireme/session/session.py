@@ -329,16 +329,18 @@ class Session(DataMethods):
         self._choose(optimizer)
         self._call_hooks("before_step", batch)
         began, spans = time.monotonic(), feed.spans_of(batch)
+        if self._in_step:
+            raise ConfigurationError("two threads make steps of one session: only one may")
         self._in_step = True  # and all processes take part in nothing else meanwhile
         try:
             result = self._sound_gradient(batch, loss)
+            computed = time.monotonic()
+            feed.updated(batch)
+            if (extension := self._setup.extension) is not None and extension.looks_ahead:
+                extension.expect(feed.upcoming())
+            pushed = worker.update(_weight_of(result, batch), spans, feed.prepare)
         finally:
             self._in_step = False
-        computed = time.monotonic()
-        feed.updated(batch)
-        if (extension := self._setup.extension) is not None and extension.looks_ahead:
-            extension.expect(feed.upcoming())
-        pushed = worker.update(_weight_of(result, batch), spans, feed.prepare)
         if pushed is not None:
             result.decide(pushed)
         result.global_step = worker.global_step

@@ -9,8 +9,7 @@ behind it back (Knuth, The Art of Computer Programming, volume 3, section 6.4, a
 
 Home and tag follow from the key's hash and a random number that each index draws for itself: else
 whoever chooses keys, such as the ids of users, could choose many of one home, and a search would
-read them all (Crosby and Wallach, Denial of Service via Algorithmic Complexity Attacks, USENIX
-Security 2003). Nothing outside the index depends on the number.
+read them all (Crosby and Wallach, Denial of Service via Algorithmic Complexity Attacks, 2003).
 """
 
 from __future__ import annotations

@@ -1,13 +1,16 @@
-"""Trains for some steps; one worker ends early, leaves a step out, stands still, or computes long.
+"""Trains for some steps; one worker ends early, leaves one out, stands still, or computes long.
 
-uneven.py session|loop --fault RANK:STEP:end|skip|sleep|compute
+uneven.py session|loop --fault RANK:STEP:end|skip|sleep|stop|compute (stop: between two steps)
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -50,10 +53,19 @@ def main() -> None:
             hold_the_interpreter_lock(10.0)
         return mine and step == int(at) and fault == "skip"
 
+    def stops(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        """A metric: computed when it is recorded, before all processes join what they have."""
+        due = mine and session.global_step == int(at) and fault == "stop"
+        if due and not (marker := Path("stopped")).exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return 0.0
+
     steps = int(at) if mine and fault == "end" else options.steps
     if options.way == "session":
         sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        with trireme.Session(model, entropy, sgd, log_every=1) as session:
+        metrics = {"stops": stops}
+        with trireme.Session(model, entropy, sgd, log_every=1, metrics=metrics) as session:
             for step, batch in enumerate(session.loader(data, batch_size=8, epochs=None)):
                 if step == steps:
                     break

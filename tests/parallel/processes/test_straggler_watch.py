@@ -152,6 +152,7 @@ IN, OUT = StepPosition(7, True, 1), StepPosition(7, False, 1)
 ENDED = StepPosition(7, False, 1, ended=True)
 FAR = StepPosition(8, False, 1, ended=True)
 OPENS = StepPosition(7, True, 1, action="begins to read a data set")
+JOINS = StepPosition(7, False, 1, joins=True)
 FAR_OPENS = StepPosition(8, True, 1, action="begins to read a data set")
 
 
@@ -203,6 +204,14 @@ FAR_OPENS = StepPosition(8, True, 1, action="begins to read a data set")
             2.0,
             "rank 0 begins to read a data set after 7 steps, and rank 1 makes step 8",
         ),
+        (JOINS, 9.0, OUT, 10.0, 9.0, ""),
+        (JOINS, 10.0, OUT, 10.0, 10.0, "worker:1 sent nothing for 10 s (--heartbeat-timeout)"),
+        (JOINS, 99.0, ENDED, 0.0, 99.0, ""),
+        (JOINS, 99.0, IN, 0.0, 99.0, ""),
+        (IN, 99.0, JOINS, 0.0, 99.0, ""),
+        (ENDED, 99.0, JOINS, 0.0, 99.0, ""),
+        (JOINS, 99.0, OPENS, 0.0, 99.0, ""),
+        (JOINS, 600.0, OUT, 0.0, 600.0, "(--progress-timeout): worker:1 has not begun step 8"),
         (IN, 99.0, OUT, 0.0, 99.0, ""),
         (IN, 600.0, OUT, 0.0, 599.0, ""),
         (IN, 600.0, OUT, 0.0, 600.0, "(--progress-timeout): worker:1 has not begun step 8"),
@@ -318,6 +327,30 @@ def test_one_with_an_excuse_may_take_its_time_and_counts_from_its_end() -> None:
         three.broken(0)
     )
     assert "worker:2" not in three.broken(0)
+
+
+def test_one_that_is_stopped_while_another_waits_outside_of_a_step_is_found_out() -> None:
+    three = Three(Timeouts(heartbeat_timeout=10.0))
+    for watch in three.watches:
+        watch.step_ended(5)
+    with three.watches[0].waiting():
+        three.live(3, 0, 1, 2)
+        three.live(4, 0, 2)
+        assert three.said == [(0, "worker:1 has not reported for 3 s", ("worker:1",))]
+        three.live(9, 0, 2)
+        assert three.broken(0).startswith("JobFailed: worker:1 sent nothing for 10 s")
+
+
+def test_nothing_is_said_of_those_who_have_ended_or_come_later() -> None:
+    three = Three()
+    for watch in three.watches:
+        watch.step_ended(5)
+    three.watches[2].ended(5)
+    with three.watches[0].waiting():
+        three.live(60, 0, 1, 2)
+    assert three.said == []
+    three.live(60, 0, 1)  # the third is silent, and nobody waits
+    assert not three.broken(0)
 
 
 def test_its_threads_end_with_the_training_and_not_at_their_next_look() -> None:

@@ -142,7 +142,8 @@ def report_failure(error: BaseException, task: str, launcher: LauncherPipe | Non
         elif reason.kind != "victim":  # the message says what; the lines of the program say where
             frames = [each for each in traceback.extract_tb(own) if not _is_ours(each.filename)]
             text = "".join(traceback.format_list(frames))
-        launcher.send(msgspec.structs.replace(reason, traceback=text[-_TRACEBACK_LENGTH:]))
+        text = printable(text[-_TRACEBACK_LENGTH:], keep="\n")
+        launcher.send(msgspec.structs.replace(reason, traceback=text))
     return 2 if isinstance(error, UsageError) else 1
 
 

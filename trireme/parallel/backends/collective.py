@@ -81,6 +81,7 @@ class Collective(Local):
             used=Neighbours(group.rank, group.put, group.get).used,
         )
         group.explain_by(self._watch.reason)
+        group.waiting = self._watch.waiting
         self._shared = LargeValues(group.put, group.get)
         self._wants_stop = False
         self._writes: SharedWrites | None = None
@@ -96,8 +97,8 @@ class Collective(Local):
         self.streams = setup.lean
 
     def start(self, optimizer: OptimizerSpec, rule: Rule, first: FirstState) -> None:
-        super().start(optimizer, rule, first)
         self._watch.start()
+        super().start(optimizer, rule, first)
 
     def _agreed(self, state: ModelState | None) -> ModelState:
         """Hands the chief's state to every process, one tensor at a time: each keeps its part."""
@@ -282,7 +283,8 @@ class Collective(Local):
             for name, parameter in held:
                 parameter.copy_(self._average[name])
         try:
-            yield
+            with self._watch.waiting():  # the model's parts compute together
+                yield
         finally:
             with torch.no_grad():
                 for (_, parameter), value in zip(held, own, strict=True):

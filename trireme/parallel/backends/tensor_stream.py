@@ -1,7 +1,4 @@
-"""Whole tensors of a model that is spread over processes, moved one at a time.
-
-No process holds more than its own part and one whole tensor meanwhile.
-"""
+"""Whole tensors of a model that is spread over processes, moved one at a time."""
 
 from __future__ import annotations
 

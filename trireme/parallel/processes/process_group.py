@@ -13,7 +13,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache, partial
@@ -96,6 +96,7 @@ class TorchProcessGroup(ProcessGroup):
         # This process's requests for the end of the step, such as to stop, as numbers; and what is
         # called with their sums over all processes, to raise an exception in all of them alike.
         self.votes: Sequence[float] = ()
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext  # for the others
         self.judge: Callable[[Sequence[float]], None] = lambda totals: None
         self._vote_totals: Callable[[], list[float]] | None = None
 
@@ -118,13 +119,13 @@ class TorchProcessGroup(ProcessGroup):
 
     def total(self, numbers: Sequence[float]) -> Callable[[], list[float]]:
         tensor = torch.tensor(numbers, dtype=torch.float64)
-        with lost_peer():
+        with lost_peer(), self.waiting():
             work = dist.all_reduce(tensor, group=self._control, async_op=True)
         self._recent.append(work)
 
         @cache
         def finish() -> list[float]:
-            with lost_peer():
+            with lost_peer(), self.waiting():
                 assert work is not None
                 work.wait()
             sums: list[float] = tensor.tolist()
@@ -151,7 +152,7 @@ class TorchProcessGroup(ProcessGroup):
         mine = data if self.rank == source else None
         assert mine is not None or self.rank != source
         head, rest = _framed(mine or b"")
-        with lost_peer():
+        with lost_peer(), self.waiting():
             dist.broadcast(head, source, group=self._control)
             send = partial(dist.broadcast, src=source, group=self._control)
             if mine is None:
@@ -164,7 +165,7 @@ class TorchProcessGroup(ProcessGroup):
         """Returns the bytes of every process, in the order of ranks, in rank 0; elsewhere none."""
         head, rest = _framed(data)
         heads = [torch.empty_like(head) for _ in range(self.size)] if self.is_chief else None
-        with lost_peer():
+        with lost_peer(), self.waiting():
             dist.gather(head, heads, 0, group=self._control)
             if heads is None:
                 if rest.numel():
@@ -178,25 +179,25 @@ class TorchProcessGroup(ProcessGroup):
 
     def broadcast_tensor(self, tensor: torch.Tensor, source: int = 0) -> None:
         """Broadcasts a CPU tensor from one process, in place."""
-        with lost_peer():
+        with lost_peer(), self.waiting():
             dist.broadcast(tensor, source, group=self._control)
 
     def reduce_tensor(self, tensor: torch.Tensor, target: int = 0) -> None:
         """Sums a CPU tensor into that of one process; those of the others become undefined."""
-        with lost_peer():
+        with lost_peer(), self.waiting():
             dist.reduce(tensor, target, group=self._control)
 
     def send_tensor(self, tensor: torch.Tensor, target: int) -> None:
         """Sends a tensor to one process, which calls `receive_tensor`."""
         if tensor.numel():
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            with lost_peer():
+            with lost_peer(), self.waiting():
                 dist.send(flat, target, group=self._control)
 
     def receive_tensor(self, tensor: torch.Tensor, source: int) -> None:
         """Receives a tensor of one process into a contiguous CPU tensor of the same size."""
         if tensor.numel():
-            with lost_peer():
+            with lost_peer(), self.waiting():
                 dist.recv(tensor.view(-1).view(torch.uint8), source, group=self._control)
 
     def united(self, mine: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -49,6 +49,11 @@ class StepPosition(msgspec.Struct, frozen=True, array_like=True):
     excuse: str = ""  # why no step can be expected of it now; "" where one can be
     place: str = ""  # the line that its main thread runs; "" where that is not known
     action: str = ""  # what it does with all others, in place of a step; "" for a step
+    joins: bool = False  # whether it takes part in something outside of steps, such as a save
+
+    @property
+    def waits(self) -> bool:  # for others
+        return self.inside or self.ended or self.joins
 
     @property
     def place_in_loop(self) -> tuple[int, bool, bool, str]:
@@ -78,18 +83,18 @@ class Broken(msgspec.Struct, frozen=True, array_like=True):
 
 
 def stragglers(mine: StepPosition, others: Mapping[int, Seen], now: float) -> dict[int, str]:
-    """Returns the ranks that a process inside a step waits for, each with the reason."""
+    """Returns the ranks that a process waits for, each with the reason."""
     found: dict[int, str] = {}
     for rank, seen in sorted(others.items()):
         place = seen.position
         if now - seen.heard >= SILENCE_SECONDS:
             computes = ", and uses the processor" if now - seen.alive < SILENCE_SECONDS else ""
             found[rank] = f"has not reported for {now - seen.heard:.0f} s{computes}"
-        elif place.ended:
+        elif place.ended and not mine.joins:
             found[rank] = "has ended its training"
         elif place.step < mine.step:
             found[rank] = f"has made {place.step} steps of {mine.step}"
-        elif not place.inside and place.step == mine.step:
+        elif mine.inside and not place.inside and place.step == mine.step:
             found[rank] = "has not begun this step"
     return found
 
@@ -104,7 +109,7 @@ def broken_by(
 ) -> Broken | None:
     """Returns why a process waits in vain; None where it may go on waiting, or does not wait."""
     waited = now - since
-    if not (mine.inside or mine.ended):
+    if not mine.waits:
         return None
     for other, seen in sorted(others.items()):
         place = seen.position
@@ -214,11 +219,11 @@ class StragglerWatch:
         self._mine, self._since = replace(self._mine, **changes), self._clock.now()
 
     @contextmanager
-    def waiting(self, action: str) -> Iterator[None]:
-        """Notes that this process waits for all others during the block, as inside a step."""
+    def waiting(self, action: str = "") -> Iterator[None]:
+        """Notes that this process waits for others in the block; as in a step, if that is named."""
         before = self._mine
-        if not before.inside:
-            self._move(inside=True, action=action)
+        if not before.waits:
+            self._move(inside=bool(action), action=action, joins=not action)
         yield
         self._mine = before
 
@@ -266,7 +271,7 @@ class StragglerWatch:
         mine = replace(self._mine, beat=self._beat, excuse=self._excuse, place=place)
         self._group.put(f"at/{self._group.rank}", msgspec.msgpack.encode(mine))
         self._read_reason()
-        waits = mine.ended or (mine.inside and self._asked - self._since >= BEAT_SECONDS)
+        waits = mine.ended or (mine.waits and self._asked - self._since >= BEAT_SECONDS)
         for rank in range(self._group.size) if waits else ():
             data = self._group.get(f"at/{rank}") if rank != self._group.rank else None
             if data is not None:
@@ -331,7 +336,7 @@ class StragglerWatch:
         if self._met or self._broken is not None:
             return
         if asked is not None and now - asked >= self._timeouts.heartbeat_timeout:
-            if mine.inside or mine.ended:
+            if mine.waits:
                 server = "worker:0, or else what serves the store of the processes,"
                 silence = f"{now - asked:.0f} s (--heartbeat-timeout)"
                 self._break(Broken(f"{server} sent nothing for {silence}: stopped, or hanging"))
@@ -341,7 +346,8 @@ class StragglerWatch:
             if found is not None:
                 self._break(found)
                 return
-        if mine.inside and waited >= PATIENCE_SECONDS and now - self._said >= SAY_SECONDS:
+        long = waited >= PATIENCE_SECONDS and now - self._said >= SAY_SECONDS
+        if long and mine.waits and not mine.ended:
             late = stragglers(mine, seen, now)
             if late:
                 self._said = now

@@ -156,7 +156,7 @@ class Storage:
         self.submitted = None
         if self._schedule is not None:
             self._schedule.failed(time.monotonic())
-        newest = "there is none yet"
+        newest = "this process has saved none"
         if self._newest is not None:
             newest = f"the newest is of step {self._newest}"
         self.alarm = f"the checkpoint of step {step} is NOT SAVED: {_problem(error)}; {newest}"

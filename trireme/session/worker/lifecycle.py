@@ -23,7 +23,8 @@ from trireme.errors import (
     WireTimeout,
 )
 from trireme.launch.config.task_config import BY_HAND
-from trireme.launch.exit_reason import INTERRUPTED, LEFT, describe
+from trireme.launch.exit_reason import INTERRUPTED, LEFT, LONGEST_TEXT, describe
+from trireme.printable import printable
 from trireme.ps.client.lanes import RETRY_SECONDS, ClientOptions
 from trireme.session.backends.base import Backend
 from trireme.session.backends.local import Local
@@ -378,7 +379,8 @@ class Lifecycle:
         Where the launcher will start it again, or it was cut off for too long, the job continues
         without it; so does one that was started by hand, where the servers refuse its model.
         """
-        reason = f"{type(error).__name__}: {error}".strip()
+        text = printable(str(error)[:LONGEST_TEXT], keep="\n")
+        reason = f"{type(error).__name__}: {text}".strip()
         comes_back = self.task.restarts_left > 0 and describe(error).worth_a_restart
         cut_off = self._lost or isinstance(error, ConnectTimeout | NetworkLost | WireTimeout)
         mismatch = isinstance(error, ModelMismatchError) and self.state not in _TRAINED
