@@ -110,6 +110,7 @@ class Hits:
 
     kills: Counter[int] = field(default_factory=Counter)
     stops: Counter[int] = field(default_factory=Counter)
+    halted: set[int] = field(default_factory=set)  # whose last signal was SIGSTOP
 
     def of(self, worker: int) -> int:
         """How often a worker was hit."""
@@ -176,6 +177,7 @@ def hit(shell: Shell, worker: int, number: signal.Signals, hits: Hits) -> None:
     if Tasks(shell.directory / "run").send(f"worker:{worker}", number):
         hits.kills[worker] += number is signal.SIGKILL
         hits.stops[worker] += number is signal.SIGSTOP
+        (hits.halted.add if number is signal.SIGSTOP else hits.halted.discard)(worker)
 
 
 # What must be so ---------------------------------------------------------------------------------
@@ -188,6 +190,11 @@ def check(plan: Plan, shell: Shell, ended: Ended, hits: Hits) -> CheckpointData 
     """
     if plan.steps == ENDLESS and ended.status == 1 and "did not save" in ended.err:
         return None  # all workers were down when the launcher was asked to stop
+    _, asked, late = ended.err.partition("stopping: the workers have ")
+    if asked and len(hits.halted) == plan.workers and "was given up and killed" in late:
+        # The last worker that had joined was stopped for good, as the others were: nobody can save.
+        assert ended.status == 1 and "the job failed after" in late, ended.text[-3000:]
+        return None
     assert ended.status in ((0, 130) if plan.steps == ENDLESS else (0,)), ended.text[-3000:]
     damaged: list[str] = []
     data = latest(shell.directory / "run", lambda path, error: damaged.append(f"{path}: {error}"))
