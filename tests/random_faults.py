@@ -192,7 +192,7 @@ def check(plan: Plan, shell: Shell, ended: Ended, hits: Hits) -> CheckpointData 
         return None  # all workers were down when the launcher was asked to stop
     _, asked, late = ended.err.partition("stopping: the workers have ")
     if asked and len(hits.halted) == plan.workers and "was given up and killed" in late:
-        # The last worker that had joined was stopped for good, as the others were: nobody can save.
+        # Every worker is stopped and never continued: none is left to save.
         assert ended.status == 1 and "the job failed after" in late, ended.text[-3000:]
         return None
     assert ended.status in ((0, 130) if plan.steps == ENDLESS else (0,)), ended.text[-3000:]

@@ -77,7 +77,7 @@ def test_a_step_of_a_second_thread_is_refused_before_its_gradient_is_added() -> 
         first = threading.Thread(target=session.step, args=[ones])
         first.start()
         assert inside.wait(60.0)
-        with pytest.raises(ConfigurationError, match="two threads make steps of one session"):
+        with pytest.raises(ConfigurationError, match="only one thread may call `step`"):
             session.step(ones)
         refused.set()
         first.join()

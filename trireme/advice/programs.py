@@ -33,7 +33,7 @@ class UncountedLabels(Observer):
                 self.worker.warn_as_chief(
                     "targets are -100, which losses of PyTorch leave out of their mean, and each "
                     "batch counts by its examples. Give the number of labels that count, such as "
-                    "weight=lambda batch, outputs: (batch[1] != -100).sum(), or its key"
+                    "weight=lambda batch, outputs: (batch[1] != -100).sum() where a batch is a pair"
                 )
 
 

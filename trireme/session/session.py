@@ -330,7 +330,7 @@ class Session(DataMethods):
         self._call_hooks("before_step", batch)
         began, spans = time.monotonic(), feed.spans_of(batch)
         if self._in_step:
-            raise ConfigurationError("two threads make steps of one session: only one may")
+            raise ConfigurationError("only one thread may call `step` of a session at a time")
         self._in_step = True  # and all processes take part in nothing else meanwhile
         try:
             result = self._sound_gradient(batch, loss)

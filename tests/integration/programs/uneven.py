@@ -54,7 +54,7 @@ def main() -> None:
         return mine and step == int(at) and fault == "skip"
 
     def stops(outputs: torch.Tensor, targets: torch.Tensor) -> float:
-        """A metric: computed when it is recorded, before all processes join what they have."""
+        """Is a metric: a session computes it after the step, before processes average metrics."""
         due = mine and session.global_step == int(at) and fault == "stop"
         if due and not (marker := Path("stopped")).exists():
             marker.touch()

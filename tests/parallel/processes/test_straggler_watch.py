@@ -349,7 +349,7 @@ def test_nothing_is_said_of_those_who_have_ended_or_come_later() -> None:
     with three.watches[0].waiting():
         three.live(60, 0, 1, 2)
     assert three.said == []
-    three.live(60, 0, 1)  # the third is silent, and nobody waits
+    three.live(60, 0, 1)  # the third process is silent, and no process waits for it
     assert not three.broken(0)
 
 
@@ -379,3 +379,12 @@ def test_a_store_that_does_not_answer_is_silent_too() -> None:
     assert "worker:0, or else what serves the store of the processes, sent nothing" in (
         three.broken(1)
     )
+
+
+def test_an_exception_outside_of_a_step_ends_the_wait() -> None:
+    three = Three(Timeouts(heartbeat_timeout=10.0))
+    with pytest.raises(ValueError, match="of the program"), three.watches[0].waiting():
+        three.live(3, 0, 1, 2)
+        raise ValueError("of the program")
+    three.live(60, 0)
+    assert not three.broken(0) and three.said == []

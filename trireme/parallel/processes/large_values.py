@@ -1,7 +1,4 @@
-"""Values of any size in a store that limits the size of one.
-
-The store of a process group (`TCPStore`) refuses a value above 8 MiB, and closes the connection.
-"""
+"""Values of any size in a store (`TCPStore`) that closes its connection at one above 8 MiB."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class TorchProcessGroup(ProcessGroup):
         # This process's requests for the end of the step, such as to stop, as numbers; and what is
         # called with their sums over all processes, to raise an exception in all of them alike.
         self.votes: Sequence[float] = ()
-        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext  # for the others
+        self.waiting: Callable[[], AbstractContextManager[None]] = nullcontext  # see StragglerWatch
         self.judge: Callable[[Sequence[float]], None] = lambda totals: None
         self._vote_totals: Callable[[], list[float]] | None = None
 

@@ -52,7 +52,7 @@ class StepPosition(msgspec.Struct, frozen=True, array_like=True):
     joins: bool = False  # whether it takes part in something outside of steps, such as a save
 
     @property
-    def waits(self) -> bool:  # for others
+    def waits_for_others(self) -> bool:
         return self.inside or self.ended or self.joins
 
     @property
@@ -109,7 +109,7 @@ def broken_by(
 ) -> Broken | None:
     """Returns why a process waits in vain; None where it may go on waiting, or does not wait."""
     waited = now - since
-    if not mine.waits:
+    if not mine.waits_for_others:
         return None
     for other, seen in sorted(others.items()):
         place = seen.position
@@ -220,12 +220,14 @@ class StragglerWatch:
 
     @contextmanager
     def waiting(self, action: str = "") -> Iterator[None]:
-        """Notes that this process waits for others in the block; as in a step, if that is named."""
+        """Notes that this process waits for others in the block; an action stands for a step."""
         before = self._mine
-        if not before.waits:
+        if not before.waits_for_others:
             self._move(inside=bool(action), action=action, joins=not action)
-        yield
-        self._mine = before
+        try:
+            yield
+        finally:
+            self._mine = before
 
     def ended(self, step: int) -> None:
         """Notes that this process has ended its training."""
@@ -271,7 +273,7 @@ class StragglerWatch:
         mine = replace(self._mine, beat=self._beat, excuse=self._excuse, place=place)
         self._group.put(f"at/{self._group.rank}", msgspec.msgpack.encode(mine))
         self._read_reason()
-        waits = mine.ended or (mine.waits and self._asked - self._since >= BEAT_SECONDS)
+        waits = mine.ended or (mine.waits_for_others and self._asked - self._since >= BEAT_SECONDS)
         for rank in range(self._group.size) if waits else ():
             data = self._group.get(f"at/{rank}") if rank != self._group.rank else None
             if data is not None:
@@ -336,7 +338,7 @@ class StragglerWatch:
         if self._met or self._broken is not None:
             return
         if asked is not None and now - asked >= self._timeouts.heartbeat_timeout:
-            if mine.waits:
+            if mine.waits_for_others:
                 server = "worker:0, or else what serves the store of the processes,"
                 silence = f"{now - asked:.0f} s (--heartbeat-timeout)"
                 self._break(Broken(f"{server} sent nothing for {silence}: stopped, or hanging"))
@@ -347,7 +349,7 @@ class StragglerWatch:
                 self._break(found)
                 return
         long = waited >= PATIENCE_SECONDS and now - self._said >= SAY_SECONDS
-        if long and mine.waits and not mine.ended:
+        if long and mine.waits_for_others and not mine.ended:
             late = stragglers(mine, seen, now)
             if late:
                 self._said = now
