@@ -1,7 +1,8 @@
 """A loop of its own on three epochs; worker 1 kills itself once, in the second of them.
 
-It does so when the chief has saved what the program keeps, and worker 0 begins the third epoch when
-worker 1 is there again.
+It does so when the chief has saved what the program keeps. Worker 0 takes one batch of the second
+epoch, so that it saves, and leaves worker 1 the next ones until it is killed, however late worker 1
+begins; and it begins the third epoch when worker 1 is there again.
 """
 
 from __future__ import annotations
@@ -43,12 +44,17 @@ def saved() -> bool:
     return any(Path("run/checkpoints").glob("step-*"))
 
 
+taken = 0  # batches of the second epoch
 for epoch, (rows,) in optimizer.epochs(DataLoader(data, 4, shuffle=True), EPOCHS):
     if epoch == 1 and optimizer.replica == 1 and not killed.exists():
         wait_for(saved)
         killed.touch()
         print(f"dies in epoch {epoch}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
+    if epoch == 1 and optimizer.replica == 0:
+        if taken == 1:
+            wait_for(killed.exists)
+        taken += 1
     if epoch == 2:
         wait_for(back.exists)
     optimizer.zero_grad()
