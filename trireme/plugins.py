@@ -28,8 +28,7 @@ from trireme.errors import ConfigurationError, UsageError, suggestion
 
 _T = TypeVar("_T")
 
-_OWN = "trireme-train"
-"""The distribution of this package."""
+_OWN = "trireme-train"  # the distribution of this package
 
 _EXTRAS: dict[str, dict[str, str]] = {
     f"trireme.{group}": dict(word.split("=") for word in words.split())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from trireme.data.batch import Batch, Span
-from trireme.data.loader import Loader
+from trireme.data.loader import Loader, transform_parts
 from trireme.data.loading import Loading
 from trireme.data.order import Order
 
@@ -166,6 +167,25 @@ def test_what_is_transformed_depends_on_seed_and_position_alone() -> None:
     assert one_by_one == whole
     noise = torch.tensor(list(whole.values())).frac()
     assert noise.unique().numel() == noise.numel(), "two batches drew the same numbers"
+
+
+@pytest.mark.parametrize("dataset", [DATASET, Examples()])
+def test_batches_that_are_joined_are_transformed_each_for_itself(dataset: Dataset[Any]) -> None:
+    order = Order(SIZE, SEED)
+    spans = iter([[(0, 10)], [(10, 20)], [(20, 23)]])
+    joined = Loader(
+        dataset,
+        order,
+        lambda count: next(spans, []),
+        batch_size=10,
+        transform=partial(transform_parts, noisy, 4),
+    )
+    alone = Loader(dataset, order, Spans(5), batch_size=4, transform=noisy)
+    one, *_ = joined
+    parts = [batch[0] for batch in alone]
+    assert torch.equal(one[0], torch.cat([*parts[:2], one[0][8:]]))
+    assert one[0][8:].floor().equal(parts[2].floor()[:2])
+    assert torch.equal(one[1], torch.arange(SIZE)[order.indices(0, 10)])
 
 
 def test_torchs_global_generator_is_left_alone(way: dict[str, Any]) -> None:

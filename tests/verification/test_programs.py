@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import ROOT
+
 PROGRAMS = Path(__file__).parent / "programs"
 SYNC = ("--ps", "1", "--strategy", "sync")
 RESUMED = (*SYNC, "--stop-at", "3")
@@ -55,6 +57,14 @@ def test_a_loop_that_divides_the_data_itself_runs_once_for_each_worker(tmp_path:
     found = verified(tmp_path, *SYNC, "own_shares")
     assert found["outcome"] == "same", found
     assert found["against"] == "one process for each of 2 loops, with their gradients joined"
+
+
+@pytest.mark.processes
+@pytest.mark.thorough
+def test_a_pipeline_averages_micro_batches(tmp_path: Path) -> None:
+    digits = str(ROOT / "examples" / "digits")
+    found = verified(tmp_path, "--strategy", "pipeline", "--microbatches", "5", digits)
+    assert found["outcome"] == "same", found
 
 
 def verified(directory: Path, *arguments: str) -> dict[str, Any]:

@@ -75,16 +75,17 @@ def test_workers_are_joined_by_their_examples() -> None:
         Record(
             task="worker:1", step=1, weight=3, positions=[1, 2, 3], shapes=["s"], sketches={
                 "gradient/w": sketch(b), "examples/contents": sketch(b), "loss/": number(2),
-            },
+            }, unreached=["k"],
         ),
         Record(
             task="worker:0", step=1, weight=1, positions=[0], shapes=["s"], sketches={
                 "gradient/w": sketch(a), "gradient/k": sketch(a), "values/w": sketch(a),
+                "gradient/p": sketch(a), "buffers/p": sketch(a),
                 "examples/contents": sketch(a), "loss/": number(1),
             },
         ),
     ]  # fmt: skip
-    begin = Record(sketches={"values/w": sketch(b)})
+    begin = Record(sketches={"values/w": sketch(b), "buffers/p": sketch(b)})
     made = joined({0: [begin], 1: records})[1]
     assert made.positions == [0, 1, 2, 3]
     assert joined({1: [records[0], records[0]]})[1].positions == [1, 2, 3]  # parts of one model
@@ -95,6 +96,8 @@ def test_workers_are_joined_by_their_examples() -> None:
         "examples/contents": a.double() + b.double(),
         "gradient/w": a.double() / 4 + 3 * b.double() / 4,
         "gradient/k": a.double() / 4,
+        "gradient/p": a.double(),  # of a part of the model that the other one has not
+        "buffers/p": a.double() - b.double(),
         "values/w": a.double() - b.double(),
     }.items():
         assert made.sketches[key].marks == pytest.approx(sketch(expected).marks)

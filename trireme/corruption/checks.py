@@ -12,11 +12,8 @@ from trireme.errors import ConfigurationError, CorruptedValues
 from trireme.job_config import JobConfig
 from trireme.monitor.records import CORRUPTED
 
-SHARE = 0.002
-"""The share of a task's time that digests between two checks may take."""
-
-_MOST_TIMES = 3
-"""What is found so often in turn ends a job that heals: memory, or a network, stays bad."""
+SHARE = 0.002  # of a task's time, which digests between two checks may take
+_MOST_TIMES = 3  # found in turn, after which a job that heals ends: memory, or a network, stays bad
 
 
 class Checks:

@@ -20,6 +20,7 @@ from trireme.data.draws import DrawingCollate, DrawingDataset, DrawingInit, Draw
 from trireme.data.loading import Loading
 from trireme.data.order import Order
 from trireme.data.seeds import derive
+from trireme.tensors import joined, map_tensors, tensors_in
 
 Source = Callable[[int], Sequence[Span]]
 """Returns up to the requested number of spans; none when there are no more.
@@ -37,6 +38,22 @@ _EPOCH_SHARE = 16
 _STOCK = 3  # batches being transformed: one to wait for, one in the making, one in reserve
 _MOST_IN_BATCH = 1 << 20
 _TRANSFORMS = 0x7472616E  # keeps these streams apart from others derived from the same seed
+
+
+def transform_generator(seed: int, start: int) -> torch.Generator:
+    """Returns the generator of the batch whose first position is `start`."""
+    return torch.Generator().manual_seed((derive(seed, _TRANSFORMS) + start) % 2**63)
+
+
+def transform_parts(transform: BatchTransform, size: int, data: Any, first: torch.Generator) -> Any:
+    """Transforms each `size` examples as the batch that they are elsewhere, and joins them."""
+    made, examples = [], max((len(each) for each in tensors_in(data) if each.dim()), default=1)
+    for at in range(0, examples, size):
+        rows = slice(at, at + size)
+        part = map_tensors(data, lambda each, rows=rows: each[rows] if each.dim() else each)  # type: ignore[misc]
+        seed = (first.initial_seed() + at) % 2**63
+        made.append(transform(part, torch.Generator().manual_seed(seed)))
+    return joined(made)
 
 
 class SpanLoader(ABC):
@@ -165,8 +182,7 @@ class Loader(SpanLoader):
     def stand_in(self) -> Batch:
         data = self._examples(0, min(self.batch_size, self.order.size))
         if self._transform is not None:
-            generator = torch.Generator()
-            data = self._transform(data, generator.manual_seed(self._seed((0, 0))))
+            data = self._transform(data, self._seeded((0, 0)))
         return Batch(self._loading.pinned(data), (), examples=0)
 
     def _examples(self, start: int, stop: int) -> Any:
@@ -206,15 +222,12 @@ class Loader(SpanLoader):
             yield self._loading.pinned(data)
 
     def _transform_ahead(self, take: _Take, transform: BatchTransform) -> Generator[Any]:
-        generator = torch.Generator()
-
         def make(span: Span, indices: torch.Tensor) -> Any:
-            generator.manual_seed(self._seed(span))
-            return transform(take(indices), generator)
+            return transform(take(indices), self._seeded(span))
 
         spans = iter(self._begin_span, None)
         pending: deque[Future[Any]] = deque()
-        # One thread: transforms come one after the other, and share the generator.
+        # One thread: transforms come one after the other.
         pool = ThreadPoolExecutor(1, "trireme-loader")
         try:
             while True:
@@ -227,7 +240,6 @@ class Loader(SpanLoader):
             pool.shutdown(cancel_futures=True)
 
     def _collate(self) -> Generator[Any]:
-        generator = torch.Generator()
         batches = self._processes
         if batches is None:
             # The loader has a generator of its own: else it would draw from torch's global one.
@@ -238,15 +250,14 @@ class Loader(SpanLoader):
             batches = DataLoader(
                 DrawingDataset(self.dataset, self.order.seed),
                 batch_sampler=_Indices(self),
-                generator=generator.manual_seed(derive(self.order.seed, _TRANSFORMS)),
+                generator=torch.Generator().manual_seed(derive(self.order.seed, _TRANSFORMS)),
                 **named,
             )
             if self._loading.persistent_workers:
                 self._processes = batches
         for data in batches:
             if self._transform is not None:
-                generator.manual_seed(self._seed(self._begun[0]))
-                data = self._transform(data, generator)
+                data = self._transform(data, self._seeded(self._begun[0]))
             yield data
 
     def begin_indices(self) -> list[Drawn] | None:
@@ -260,8 +271,8 @@ class Loader(SpanLoader):
             start *= _MOST_IN_BATCH
         return list(zip(indices, range(start, start + len(indices)), strict=True))
 
-    def _seed(self, span: Span) -> int:
-        return derive(self.order.seed, _TRANSFORMS, span[0])
+    def _seeded(self, span: Span) -> torch.Generator:
+        return transform_generator(self.order.seed, span[0])
 
     def _begin_span(self) -> Span | None:
         if not self._waiting:

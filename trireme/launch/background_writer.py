@@ -10,8 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Self, TextIO
 
-_END_SECONDS = 2.0
-"""How long each write that is left may take at the end."""
+_END_SECONDS = 2.0  # how long each write that is left may take at the end
 
 
 class BackgroundWriter:

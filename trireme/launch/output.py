@@ -25,12 +25,9 @@ LAST_LINES = 12
 LOG_BYTES = 1 << 26
 """When a log has so many bytes it is renamed, in place of the one renamed before: to `.log.1`."""
 
-_WAITING = 10_000
-"""How many lines wait for a stream that takes them later."""
-_STALLED_SECONDS = 0.5
-"""A stream that has taken nothing for so long is one that takes nothing."""
-_END_SECONDS = 5.0
-"""The same, for each line that is left at the end."""
+_WAITING = 10_000  # how many lines wait for a stream that takes them later
+_STALLED_SECONDS = 0.5  # a stream that has taken nothing for so long is one that takes nothing
+_END_SECONDS = 5.0  # the same, for each line that is left at the end
 _COLOURS = ("36", "33", "35", "32", "34", "96", "93", "95", "92", "94")
 _ALARM = "31"
 

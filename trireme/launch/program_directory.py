@@ -24,8 +24,7 @@ _FOLDERS = ("logs", "records", "traces")
 _OURS = {_NAMED, RECORD, LOCK, SECRET_FILE, CERTIFICATE, *_FOLDERS}
 """What a launcher and its tasks write. A directory with anything else in it stays as it is."""
 
-_MARK = "/."
-"""The end of a link's target that tells our links from a user's."""
+_MARK = "/."  # the end of a link's target that tells our links from a user's
 
 
 def name_run_dir(task: TaskConfig, run_dir: Path | None) -> None:

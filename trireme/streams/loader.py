@@ -6,17 +6,14 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any
 
-import torch
 from torch.utils.data import default_collate
 
 from trireme.data.batch import Batch, Span
 from trireme.data.draws import collated, draws_of
-from trireme.data.loader import BatchTransform, Source, SpanLoader
+from trireme.data.loader import BatchTransform, Source, SpanLoader, transform_generator
 from trireme.data.loading import Loading
 from trireme.data.seeds import derive
 from trireme.streams.stream import Stream
-
-_TRANSFORMS = 0x7472616E  # as a loader's
 
 Lack = Callable[[int, int], None]
 """Told of positions that have no example."""
@@ -96,8 +93,7 @@ class StreamLoader(SpanLoader):
     def _made(self, examples: list[Any], start: int) -> Any:
         data = collated(self._collate, examples, derive(draws_of(self._seed), start))
         if self._transform is not None:
-            seed = derive(self._seed, _TRANSFORMS, start)
-            data = self._transform(data, torch.Generator().manual_seed(seed))
+            data = self._transform(data, transform_generator(self._seed, start))
         return self._loading.pinned(data)
 
     def _ended(self, end: int) -> None:

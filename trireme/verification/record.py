@@ -24,8 +24,7 @@ _FAILED = ". First "  # begins the cause in the launcher's report
 _MARKS = 16
 _COLUMNS = 4096
 _ROWS = 256  # that are in memory as float64 at a time
-FLOAT32 = 2.0**-23
-"""The precision of float32."""
+FLOAT32 = 2.0**-23  # its precision
 _PLACES = 65_521  # by which the places of elements are told apart; a prime
 
 
@@ -198,9 +197,7 @@ def _joined(records: Sequence[Record]) -> Record:
     first, chief = part[0], [each for each in records if each.stage("values")]
     weight, whole = sum(each.weight for each in part), [1.0] * len(part)
     shares = [each.weight / (weight or 1.0) for each in part]
-    plain = [1.0 / len(part)] * len(part) if first.weighed else shares
-    # Where shapes differ, by padding, the same examples have other contents, and with other numbers
-    # of losses nobody knows which belong together: neither is compared.
+    # Not compared where padding changes contents, or nobody knows which losses belong together.
     shapes = first.shapes if all(each.shapes == first.shapes for each in part) else []
     losses = [each.stage("loss").keys() for each in part]
     alike = part if all(each == losses[0] for each in losses) else []
@@ -211,21 +208,25 @@ def _joined(records: Sequence[Record]) -> Record:
         shapes=shapes,
         eps=max(each.eps for each in part),
         sketches={
-            **_sums("examples", part, whole),
-            **_sums("loss", alike, shares),
-            **_sums("gradient", part, plain),
-            **_sums("pushed", part, shares),
-            **_sums("settings", part[:1], whole),
-            **_sums("buffers", records, [1.0 / len(records)] * len(records)),
-            **_sums("values", chief[:1], whole),
-            **_sums("state", chief[:1], whole),
+            **_means("examples", part, whole),
+            **_means("loss", alike, shares),
+            **_means("gradient", part, whole if first.weighed else shares),
+            **_means("pushed", part, shares),
+            **_means("settings", part[:1], whole),
+            **_means("buffers", records, [1.0] * len(records)),
+            **_means("values", chief[:1], whole),
+            **_means("state", chief[:1], whole),
         },
         workers=part,
     )
 
 
-def _sums(stage: str, records: Sequence[Record], factors: Sequence[float]) -> dict[str, Sketch]:
-    """Returns the sums of tensors, each times a factor; one that is missing counts as zeros."""
-    pairs = [*zip((each.sketches for each in records), factors, strict=False)]
-    keys = dict.fromkeys(key for each, _ in pairs for key in each if key.startswith(f"{stage}/"))
-    return {key: combined(*((f, each[key]) for each, f in pairs if key in each)) for key in keys}
+def _means(stage: str, records: Sequence[Record], weights: Sequence[float]) -> dict[str, Sketch]:
+    """Returns means over the workers that hold a tensor, or sums, of examples."""
+    found: dict[str, Sketch] = {}
+    held = [(w, e.stage(stage), {*e.unreached}) for w, e in zip(weights, records, strict=False)]
+    for key in dict.fromkeys(key for _, each, _ in held for key in each):
+        total = sum(w for w, each, unreached in held if key in each or key in unreached)
+        by = total if total and stage != "examples" else 1.0
+        found[f"{stage}/{key}"] = combined(*((w / by, e[key]) for w, e, _ in held if key in e))
+    return found

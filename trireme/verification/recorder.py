@@ -99,7 +99,8 @@ class Recorder(Observer):
         for name, parameter in self.worker.setup.trained.parameters.items():
             if parameter.requires_grad and self._is_new(parameter):
                 self._own_hooks += [name] if parameter._backward_hooks else []
-                parameter.register_hook(Hook(partial(self._add, f"gradient/{name}")))
+                if self.worker.setup.settings.mesh.pp == 1:
+                    parameter.register_hook(Hook(partial(self._add, f"gradient/{name}")))
 
     def _is_new(self, hooked: object) -> bool:
         before = len(self._hooked)
@@ -177,6 +178,8 @@ class Recorder(Observer):
             record.eps = max(record.eps, precision(parameter.dtype))
             if parameter.grad is not None:
                 self._add(f"pushed/{name}", parameter.grad)
+                if f"gradient/{name}" not in record.sketches:  # the mean over micro-batches
+                    self._add(f"gradient/{name}", parameter.grad)
 
     def after_update(self) -> None:
         held = self._held(state=True)
@@ -196,25 +199,28 @@ class Recorder(Observer):
         self._states = states()
 
     def close(self) -> None:
-        if self._meeting is not None:
-            self._meeting.leave(self.worker.setup.trained.parameters.values())
+        parameters = self.worker.setup.trained.parameters.values()
+        # With no examples, until no process has any: this one makes no more steps.
+        while self._meeting is not None and self._meeting.average(0.0, parameters):
+            pass
 
     def _held(self, *, state: bool) -> dict[str, torch.Tensor]:
         """Returns the buffers, and on the chief the values and the optimizer's state of the job."""
-        worker, setup = self.worker, self.worker.setup
+        worker, setup, part = self.worker, self.worker.setup, self.worker.setup.part
         found = {
             f"buffers/{name}": each
             for name, each in named_buffers(setup.model)
             if each.is_floating_point() and not each.is_meta
+            if part is None or name in part.buffer_names
         }
-        takes_part = setup.process_group is not None or worker.lifecycle.is_chief
-        if not takes_part or (worker.task.servers and worker.task.index):
+        alone = setup.process_group is None and not worker.lifecycle.is_chief
+        if alone or (worker.task.servers and worker.task.index):
             return found
         # All processes that hold a model together take part.
         held = worker.backend.snapshot(state=state)
         if worker.lifecycle.is_chief:
             # Servers may have what another worker's loop has written since.
-            values = setup.trained.parameters if setup.part is None else held.values
+            values = setup.trained.parameters if part is None else held.values
             found |= {f"values/{name}": each for name, each in values.items()}
             found |= {f"state/{name}": each for name, each in held.optimizer.items()}
         return found
@@ -271,8 +277,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, float]]:
             several = isinstance(value, (tuple, list))
             for place, each in enumerate(value if several else [value]):
                 if isinstance(each, (int, float)) or (torch.is_tensor(each) and each.numel() == 1):
-                    at = f"[{place}]" if several else ""
-                    yield f"settings/{name}{at}{where}", float(each)
+                    yield f"settings/{name}{f'[{place}]' * several}{where}", float(each)
 
 
 def turn_dropout_off(model: nn.Module, notes: set[str]) -> None:
@@ -336,8 +341,3 @@ class Meeting:
             if total and (parameter.grad is not None or mean.any()):
                 parameter.grad = part.copy_((mean / total).view_as(part))
         return float(total)
-
-    def leave(self, parameters: Collection[nn.Parameter]) -> None:
-        """Takes part with no examples until no process has any: this one makes no more steps."""
-        while self.average(0.0, parameters):
-            pass

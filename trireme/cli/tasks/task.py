@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from trireme.cluster.coordinator import Journal
     from trireme.cluster.messages import JobOver
 
-_MOST_RECORDS = 100
-"""How many records of a server may wait for its disk: those of 50 s."""
+_MOST_RECORDS = 100  # how many records of a server may wait for its disk: those of 50 s
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,8 +45,7 @@ from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import TensorSpec
 from trireme.wire.message import Message
 
-_READS = (Status, Collect)
-"""Requests that change nothing, and need not be entries."""
+_READS = (Status, Collect)  # requests that change nothing, and need not be entries
 
 NOBODY = Participant(0, 0)
 """The sender of entries that no task has sent."""

@@ -31,8 +31,7 @@ from trireme.ps.shard.participants import Participant
 from trireme.ps.shard.push_table import Pending
 from trireme.ps.shard.state import ShardState
 
-_ONLOOKERS = 64
-"""The most tasks that are not workers and wait for the end of a job."""
+_ONLOOKERS = 64  # the most tasks that are not workers and wait for the end of a job
 
 
 class PushAnswer(msgspec.Struct, frozen=True):

@@ -30,8 +30,7 @@ from trireme.tensors import fill_local, local_part, to_local
 KINDS = ("values", "average", "state")
 """The kinds of tensors in a state: its values, their moving average, the optimizer's state."""
 
-_WHOLE = (0, 1)
-"""The bounds of one shard that has all."""
+_WHOLE = (0, 1)  # the bounds of one shard that has all
 
 
 class Local(Backend):

@@ -54,8 +54,7 @@ from trireme.session.checkpoint.tensors import (
 )
 
 _GROUPS = ("model", "optimizer", "average", "local", "tables")
-_NOTHING = "/nothing"
-"""A tensor in a group of changes that would be empty otherwise."""
+_NOTHING = "/nothing"  # a tensor in a group of changes that would be empty otherwise
 
 _SHARD_BYTES = 2 << 30
 

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from trireme.data.batch import Batch
 from trireme.data.ledger import EpochEnd, parts_of
-from trireme.data.loader import Loader, SpanLoader
+from trireme.data.loader import Loader, SpanLoader, transform_parts
 from trireme.data.order import fingerprint
 from trireme.data.request import Request
 from trireme.data.streams import STREAMS, is_stream
@@ -98,6 +98,8 @@ class DataFeed:
             raise ConfigurationError(f"epochs={epochs}: it must be above 0")
         check_whole("batch_size", request.batch_size)
         if (trial := self._worker.task.trial) is not None:
+            if transform is not None and trial.joined > 1 and not request.batched:
+                transform = partial(transform_parts, transform, request.batch_size)
             request = replace(request, batch_size=request.batch_size * trial.joined)
         for note in request.notes:
             self._worker.progress.warn(note)

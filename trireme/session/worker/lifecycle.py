@@ -41,8 +41,7 @@ _log = logging.getLogger(__name__)
 _REJOIN_SECONDS = 30.0  # for the coordinator to be heard of after the last update
 _UNANSWERED_SECONDS = 5.0  # after a signal, until a worker stops the job without the coordinator
 _UNREACHED_SECONDS = 20.0  # beyond the heartbeat timeout, before a worker is absent
-_TRAINED = ("training", "saving")
-"""The states of a worker whose model the servers have taken."""
+_TRAINED = ("training", "saving")  # the states of a worker whose model the servers have taken
 _WAIT_SHOWN = 1.0  # seconds: shorter waits are not shown
 _WAIT_SHOWN_AGAIN = 5.0  # seconds
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 _SERVED = ("data", "compute", "push", "wait")
 """The phases of a step with parameter servers or other processes: waiting for a batch; forward and
 backward; sending; waiting for the answer with the values."""
-_ALONE = ("data", "compute", "apply")
-"""Those of a lone process, which applies its updates itself."""
+_ALONE = ("data", "compute", "apply")  # those of a lone process, which applies its updates itself
 
 _REPORT_SECONDS = 0.5
 _SILENCE_SECONDS = 30.0  # where steps are slow, one is shown after so long
