@@ -105,14 +105,9 @@ def options() -> argparse.Namespace:
 def main() -> None:
     given = options()
     dense = 1 << given.bits if given.dense else None
-
-    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean loss; less of a batch that is shorter, so that its few rows count no more."""
-        return log_loss(logits, labels, reduction="sum") / given.batch_size
-
     session = trireme.Session(
         lambda: ClickModel(given.width, given.admit_after, dense),
-        loss,
+        log_loss,
         lambda parameters: torch.optim.Adagrad(parameters, lr=RATE),
         metrics={"auc": AreaUnderCurve(), "log loss": log_loss},
         run_dir=given.run_dir,

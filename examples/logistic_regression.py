@@ -110,17 +110,12 @@ def data(given: argparse.Namespace) -> tuple[Rows, Rows, float | None]:
 
 def main() -> None:
     given = options()
-    # With beta and l1 divided as the loss is, FTRL makes of gradients what it would make of sums.
+    # With beta and l1 divided as the loss is, FTRL makes of means what it would make of sums.
     scale = 1 / given.batch_size
-
-    def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean loss; less of a batch that is shorter, so that its few rows count no more."""
-        return scale * log_loss(logits, labels, reduction="sum")
-
     model = LogisticRegression(FTRL(alpha=given.alpha, beta=scale, l1=given.l1 * scale))
     session = trireme.Session(
         model,
-        loss,
+        log_loss,
         torch.optim.Adagrad(model.parameters(), lr=0.1),
         metrics={"auc": AreaUnderCurve(), "log loss": log_loss},
         run_dir=given.run_dir,

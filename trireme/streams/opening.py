@@ -42,7 +42,9 @@ def open_stream(
             "cannot be agreed on within a step. Let each worker have one replica, or train "
             "without servers"
         )
-    shards = 1 if request.by == "position" else shards_of(request.dataset)
+    compared = worker.task.trial is not None  # then the order must not depend on the workers
+    by_position = request.by == "position" or (request.by == "auto" and compared)
+    shards = 1 if by_position else shards_of(request.dataset)
     if request.by == "shard" and shards == 1:
         raise ConfigurationError(
             f"by='shard': the {kind} has no num_shards above 1 and shard(num_shards=, index=)"
