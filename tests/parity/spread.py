@@ -269,6 +269,7 @@ def loss_of(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
     "adam": lambda params: torch.optim.Adam(params, lr=0.01),
+    "adam, fused": lambda params: torch.optim.Adam(params, lr=0.01, fused=True),
     "adamw": lambda params: torch.optim.AdamW(params, lr=0.003, weight_decay=0.3),
     "decay": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1),
 }

@@ -95,6 +95,13 @@ def test_adam_over_several_backward_passes_with_clipping(way: str) -> None:
         assert difference(values, wanted) <= 2e-4
 
 
+@pytest.mark.parametrize("way", ["fsdp", "tensor"])
+def test_a_fused_optimizer_updates_shards_and_whole_parameters(way: str) -> None:
+    wanted = train_plain_loop("transformer", "adam, fused")
+    for ran in run_process_group(WAYS[way], train_loop, "transformer", "adam, fused").values:
+        assert difference(tensors(ran), wanted) <= 2e-3
+
+
 @pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("way", ["allreduce", "ps sync", "ps async over dp=2", "ps sync over dp=2"])
 def test_batches_of_unequal_sizes_make_one_mean(way: str, plain: Values) -> None:

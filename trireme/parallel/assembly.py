@@ -235,6 +235,8 @@ def point(
             group["params"][:] = [here[name] for name in found]
             if "foreach" in group:  # torch's many-tensor kernels take no mixture of shards
                 group["foreach"] = False
+            if len({getattr(each, "device_mesh", None) for each in group["params"]}) > 1:
+                group |= {"fused": False} if group.get("fused") else {}
 
 
 def _reducer(process_group: TorchProcessGroup, part: MeshPart, *, in_place: bool) -> Reducer:

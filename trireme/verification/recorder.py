@@ -99,7 +99,7 @@ class Recorder(Observer):
         for name, parameter in self.worker.setup.trained.parameters.items():
             if parameter.requires_grad and self._is_new(parameter):
                 self._own_hooks += [name] if parameter._backward_hooks else []
-                if self.worker.setup.settings.mesh.pp == 1:
+                if self.worker.setup.settings.mesh.pp == 1:  # else torch averages afterwards
                     parameter.register_hook(Hook(partial(self._add, f"gradient/{name}")))
 
     def _is_new(self, hooked: object) -> bool:
@@ -178,8 +178,6 @@ class Recorder(Observer):
             record.eps = max(record.eps, precision(parameter.dtype))
             if parameter.grad is not None:
                 self._add(f"pushed/{name}", parameter.grad)
-                if f"gradient/{name}" not in record.sketches:  # the mean over micro-batches
-                    self._add(f"gradient/{name}", parameter.grad)
 
     def after_update(self) -> None:
         held = self._held(state=True)
@@ -318,7 +316,8 @@ def begin_alike(
         value = saved[name]
         if perturbed and name.startswith("values/"):
             signs = torch.randint(2, value.shape, generator=generator) * 2 - 1
-            value = value * (1 + signs * precision(value.dtype))
+            eps = precision(value.dtype)  # of float32 8 times as much, so that as many ReLUs switch
+            value = value * (1 + signs * max(eps, min(8 * eps, 2.0**-20)))
         held[name].copy_(value)
 
 

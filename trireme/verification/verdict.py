@@ -1,7 +1,7 @@
 """Finds the first difference between a job and a process that stands for it, and says it.
 
 What is allowed follows from the precision, the length of the sums, and how the run itself makes
-small differences grow: a third run begins with values that are off by one in the last place.
+small differences grow: a third run begins with values that are off in their last places.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trireme.verification.record import FLOAT32, Record, Sketch, distance, numbe
 _LEAST = 64.0  # times the precision
 _BY_EXAMPLES = 8.0  # times the root of the number of examples: errors of sums grow so
 _NARROW = 4.0  # times one that is less than that of float32, in which sums are made
-_GROWN = 10.0  # times the distance that values off by one in the last place have led to
+_GROWN = 10.0  # times the distance that values off in their last places have led to
 _NONE = number(math.nan)
 
 Outcome = Literal["same", "differs", "apart", "refused", "failed"]
