@@ -87,9 +87,9 @@ class ServerChecks(Watch, Handler):
         return not checks.heals  # else it comes again, over another link
 
     def before_change(self, step: int, values: Values) -> None:
-        self._step, (kept, _) = step, self._kept.pop(values, (None, 0))
-        change, replica = self._checks.changed(kept, values.changes), self.replica(values)
-        if change is None or replica is None:
+        self._step, (kept, _) = step, self._kept.pop(values, (None, 0)) if self._kept else (None, 0)
+        change = self._checks.changed(kept, values.changes)
+        if change is None or (replica := self.replica(values)) is None:
             return
         self._checks.found(
             f"memory of {self.task}, {'backup' if replica.log is None else 'primary'} of shard "
@@ -111,7 +111,7 @@ class ServerChecks(Watch, Handler):
             self._take(replica, step, self.task, seal.digests)
 
     def digest(self, values: Values, sent: Sequence[torch.Tensor]) -> int:
-        seal, taken = self._kept.get(values, (None, 0))
+        seal, taken = self._kept.get(values, (None, 0)) if self._kept else (None, 0)
         same = seal is not None and seal.writes == values.changes
         return taken if same and len(sent) == len(values.buffer.vectors) else 0
 

@@ -59,7 +59,8 @@ class WorkerChecks(Observer):
         Else they were mended just now. Where more than a bit has changed, the program has written
         through `.data`, which nobody counts.
         """
-        change, self._kept = self._checks.changed(self._kept, self._writes()), None
+        kept, self._kept = self._kept, None  # most steps keep nothing, and look at nothing
+        change = None if kept is None else self._checks.changed(kept, self._writes())
         if change is None or change.bits.bit_count() != 1:
             return True
         text = f"has changed by itself after step {self._step}: {change}"

@@ -329,7 +329,7 @@ class Execution:
             if decision is None:
                 break
             self.follower.decided.append(decision)
-            if not leader.alone:  # the others are told first, and carry it out when this shard does
+            if not leader.alone:  # first the message to the others, and then `go_on`
                 self.due = True
                 break
             out += self._follow()

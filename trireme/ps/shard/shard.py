@@ -11,8 +11,8 @@ simulator, the tests and a lone process all drive this same object.
     tick       time passes
 
 Every shard carries out the same sequence of decisions, which the leader writes at shard 0. When the
-instructions of an event are carried out, the driver calls `go_on` while `due` holds: other shards
-must hear of a decision before this shard carries it out.
+instructions of an event are carried out, the driver calls `go_on` while `due` holds: the message to
+other shards is on its way, or in the log, before this shard carries a decision out.
 
 The driver names the participant that makes a request, or the shard that sends a message, as the
 handshake of the connection has proven it.
