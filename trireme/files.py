@@ -14,8 +14,7 @@ from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 
-PRIVATE = 0o600
-"""The mode of a file that no other user can read."""
+PRIVATE = 0o600  # the mode of a file that no other user can read
 
 
 def write_atomically(

@@ -58,8 +58,7 @@ class RemotePath:
         return Path("runs", scheme, *(part for part in parts if part not in ("", ".", "..")))
 
 
-Location = Path | RemotePath
-"""A local directory, or one of an object store."""
+Location = Path | RemotePath  # a local directory, or one of an object store
 
 
 def location(place: str | Location) -> Location:

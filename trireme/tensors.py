@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
     from typing_extensions import TypeIs
 
-COLUMNS = 512
-"""The 64-bit words of a tensor's memory that are in a row, where `parities` are taken."""
+COLUMNS = 512  # the 64-bit words of a tensor's memory that are in a row, where `parities` are taken
 
 
 def tensors_in(value: Any) -> Iterator[torch.Tensor]:

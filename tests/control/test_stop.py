@@ -37,12 +37,13 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     return signals
 
 
-@pytest.mark.parametrize("launcher", ["all", "group", "init", "own group", "parent"])
+@pytest.mark.parametrize("launcher", ["all", "group", "init", "own group", "parent", "too large"])
 def test_only_the_holder_of_the_lock_is_stopped(
     tmp_path: Path, launcher: str, sent: list[tuple[str, int]]
 ) -> None:
     own, parent = os.getpid(), os.getppid()
-    pid = {"all": -1, "group": 0, "init": 1, "own group": -own, "parent": parent}[launcher]
+    known = {"all": -1, "group": 0, "init": 1, "own group": -own, "parent": parent}
+    pid = known.get(launcher, 2**31)
     directory = claim(tmp_path)
     forged = msgspec.structs.replace(RECORD, host=socket.gethostname(), launcher=pid)
     directory.write_record(forged)

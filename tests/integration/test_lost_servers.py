@@ -6,6 +6,7 @@ The program is `programs/counting.py`: the values count the updates of each work
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import python_path
 from tests.faults.processes import Tasks
 from tests.integration.shell import PROGRAMS, Ended, Running, Shell
 from tests.integration.test_counting import consumed, notes, saved, table, updates
@@ -262,3 +264,49 @@ def _until_it_trains(shell: Shell) -> None:
             return
         assert time.monotonic() < deadline, status
         time.sleep(0.2)
+
+
+STOPS = '''
+import os
+import signal
+from pathlib import Path
+
+from trireme.shm.memory import Lending
+
+copy, copies = Lending.carry, 0
+
+
+def carry(self, payload):
+    """Stops this process before its 40th copy into the memory of a worker."""
+    global copies
+    copies += self._borrowed
+    if copies == 40 and not Path("stopped").exists():
+        Path("stopped").write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return copy(self, payload)
+
+
+Lending.carry = carry
+'''
+"""Runs as a Python process starts."""
+
+
+@pytest.mark.thorough
+def test_a_server_that_stopped_while_it_answered_writes_into_no_model_when_it_wakes(
+    shell: Shell,
+) -> None:
+    (shell.directory / "sitecustomize.py").write_text(STOPS)
+    words = ("run", "--ps", 3, "--replicas", 2, "--workers", 2, "--strategy", "sync")
+    named = (PROGRAMS / "counting.py", "--out", "out", "--max-steps", 90, "--batch-size", BATCH)
+    running = shell.start(
+        *(*words, "--heartbeat-timeout", 2, "--run-dir", "run", *named, "--pause", 0.05),
+        environ={"PYTHONPATH": f"{shell.directory}:{python_path(())}"},
+    )
+    running.until_there(shell.directory / "stopped")
+    stopped = int((shell.directory / "stopped").read_text())
+    attempts = (shell.directory / "out" / "notes-0").read_bytes().count(b"attempted")
+    until(shell, attempts + 3)  # with a backup in its place
+    os.kill(stopped, signal.SIGCONT)
+    ended = running.ended()
+    assert ended.status == 0, ended.text
+    assert updates(saved(shell, 90)) == [90 * (1 / 2)] * 2

@@ -26,6 +26,23 @@ def test_two_mappings_see_the_same_bytes() -> None:
     assert bytes(mine.view[0:1]) == b"z"
 
 
+def test_what_others_write_after_it_has_moved_is_not_in_it() -> None:
+    mine = SharedMemory.create(10_000)
+    theirs = SharedMemory.attach(os.dup(mine.fileno()), 10_000)
+    mine.view[5000:5003], before = b"abc", mine.identity
+    held = mine.view[5000:5003]
+    mine.move()
+    theirs.view[5000:5003] = b"old"
+    assert bytes(held) == bytes(mine.view[5000:5003]) == b"abc"
+    mine.view[0:1] = b"z"
+    assert bytes(theirs.view[0:1]) == b"\0"
+    assert mine.place_of(held) == (5000, 3) and mine.identity != before
+    new = SharedMemory.attach(os.dup(mine.fileno()), 10_000)
+    assert new.identity == mine.identity
+    new.view[5000:5003] = b"new"
+    assert bytes(held) == b"new"
+
+
 def test_it_outlives_its_descriptor() -> None:
     memory = SharedMemory.create(100)
     memory.view[0:1] = b"x"

@@ -27,7 +27,7 @@ def memories() -> int:
     return sum(name.startswith("/memfd:trireme") for name in names)
 
 
-def test_a_session_that_is_over_keeps_no_descriptor_but_that_of_its_models_memory() -> None:
+def test_a_session_that_is_over_keeps_no_descriptor_though_its_models_lie_there() -> None:
     before, models = memories(), list[nn.Module]()
     lent: list[int] = []
 
@@ -43,8 +43,7 @@ def test_a_session_that_is_over_keeps_no_descriptor_but_that_of_its_models_memor
 
     ran = run_job(Cluster(2, 1, "async", scheme="shm"), session, program)
     assert not ran.raised
-    assert max(lent) > 2
+    assert max(lent) >= 2
     del ran
-    assert memories() - before == len(models) == 2  # of the mapping itself
-    models.clear()
     assert memories() == before
+    assert all(bool(each.weight.isfinite().all()) for each in models)

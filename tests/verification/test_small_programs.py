@@ -83,6 +83,30 @@ CASES: dict[str, tuple[tuple[tuple[str, str], ...], str, str]] = {
         "same",
         "",
     ),
+    "a batch in pieces": (
+        (
+            (
+                "    loss = ((model(x) - y) ** 2).mean()\n" + BACKWARD,
+                "    for part in range(0, len(x), 4):\n"
+                "        error = model(x[part : part + 4]) - y[part : part + 4]\n"
+                "        ((error**2).sum() / len(x)).backward()\n",
+            ),
+        ),
+        "same",
+        "",
+    ),
+    "a moving average": (
+        (
+            (
+                "optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, "
+                "momentum=0.9))",
+                "optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), lr=0.1, "
+                "momentum=0.9), ema=0.9)",
+            ),
+        ),
+        "same",
+        "",
+    ),
     "bfloat16": (BFLOAT16, "same", ""),
     "bfloat16, scaled": ((*BFLOAT16, SCALED), "differs", ""),
     "dropout that was imported": (

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-Resources = Mapping[str, float]
-"""Amounts of what a node has, such as `CPU` and `GPU`, by name."""
+Resources = Mapping[str, float]  # amounts of what a node has, such as `CPU` and `GPU`, by name
 
 
 class WorkerResources(Protocol):

@@ -139,5 +139,4 @@ class Command:
     main: str
 
 
-COMMANDS = Plugins("trireme.commands", "command", Command)
-"""Every installed command."""
+COMMANDS = Plugins("trireme.commands", "command", Command)  # every installed command

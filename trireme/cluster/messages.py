@@ -13,8 +13,7 @@ import msgspec
 from trireme.cluster.view import ShardEntry, View
 from trireme.wire.message import Catalog, Index, Message, Name, Number
 
-Outcome = Literal["finished", "interrupted", "failed"]
-"""How a task, and the whole job, may end."""
+Outcome = Literal["finished", "interrupted", "failed"]  # how a task, and the whole job, may end
 
 Phase = Literal["forming", "running", "finished", "interrupted", "failed"]
 
@@ -25,8 +24,7 @@ Refusal = Literal["outside", "claimed", "superseded", "unknown", "deposed", "dis
 """Why a task may not join, or why a job is not scaled (`scale`); the reason says it in words."""
 
 MAX_LINE = 16 << 10
-Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE)]
-"""A line for people to read."""
+Line = Annotated[str, msgspec.Meta(max_length=MAX_LINE)]  # a line for people to read
 
 StatusValue = float | Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)] | Line
 """A value in the status of a heartbeat."""

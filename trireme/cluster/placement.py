@@ -17,11 +17,9 @@ from msgspec.structs import replace
 
 from trireme.cluster.view import ShardEntry
 
-Hosts = Mapping[int, str]
-"""The name of the host of each server, by the server's index."""
+Hosts = Mapping[int, str]  # the name of the host of each server, by the server's index
 
-Shards = tuple[ShardEntry, ...]
-"""Shards that together are all slots, in their order."""
+Shards = tuple[ShardEntry, ...]  # shards that together are all slots, in their order
 
 
 def first_division(hosts: Hosts, slots: int, replicas: int) -> Shards:

@@ -30,8 +30,7 @@ from trireme.cluster.spec import task_name
 from trireme.cluster.state import DecisionBuilder, Policy, State, Task
 from trireme.printable import counted
 
-MOST_WORKERS = 1024
-"""A job grows to so many workers at most: a larger number is a mistyped one."""
+MOST_WORKERS = 1024  # a job grows to so many workers at most: a larger number is a mistyped one
 
 DISMISSAL = "the job was made smaller and needs this task no more"
 """The reason that a dismissed task hears."""

@@ -20,8 +20,7 @@ import torch
 from trireme.errors import ConfigurationError, suggestion
 
 _BLOCK = 256
-LARGEST_HALF = 65504.0
-"""The largest number in `fp16`. Larger ones are sent as this one."""
+LARGEST_HALF = 65504.0  # the largest number in `fp16`. Larger ones are sent as this one
 
 
 class Codec(ABC):

@@ -62,7 +62,7 @@ def signal_launcher(path: Path, record: JobRecord, number: signal.Signals) -> No
     `job.json` may be anybody's, or from another container of the same host name. So the process
     that it names counts only if it began when the file says and holds the directory's lock.
     """
-    with suppress(OSError):  # it has ended, or is another user's
+    with suppress(OSError, OverflowError):  # it has ended, is another user's, or no process id
         if _signal_if_launcher(path, record, number):
             return
     if is_running(path):

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-Scalar = float | torch.Tensor
-"""A number, or a tensor of one element on any device."""
+Scalar = float | torch.Tensor  # a number, or a tensor of one element on any device
 
 _QUEUE_LENGTH = 1000
 _LARGE_VALUES = 32

@@ -41,8 +41,7 @@ class Node:
     outputs: tuple[Output, ...] = ()
 
 
-Graph = Sequence[Node]
-"""The nodes of one pass, in the order of execution."""
+Graph = Sequence[Node]  # the nodes of one pass, in the order of execution
 
 
 class ForwardTracer:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from trireme.session.result import StepResult
     from trireme.session.session import Session
 
-KINDS = ("distributions", "graph", "images")
-"""The kinds of records, for `without`."""
+KINDS = ("distributions", "graph", "images")  # the kinds of records, for `without`
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,7 @@ from trireme.monitor.records import Record, Start
 from trireme.screen.job_state import PHASES
 from trireme.screen.render import held
 
-Points = Sequence[tuple[float, float]]
-"""Pairs (step, value), by step."""
+Points = Sequence[tuple[float, float]]  # pairs (step, value), by step
 
 Curves = dict[str, dict[str, Points]]
 """By the number's name, then by run, such as `train` or `test`."""

@@ -32,8 +32,7 @@ from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.location import local_directory
 from trireme.printable import counted
 
-_SECONDS = 3.0
-"""How long to wait for a host."""
+_SECONDS = 3.0  # how long to wait for a host
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -18,8 +18,7 @@ from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import GroupMember, TaskConfig
 from trireme.launch.process_setup.resources import threads_of_task
 
-_ANYWHERE = "0.0.0.0"
-"""Where the first node listens which a service does not tell its own address."""
+_ANYWHERE = "0.0.0.0"  # where the first node listens which a service does not tell its own address
 
 
 class _Node(NamedTuple):

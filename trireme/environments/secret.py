@@ -12,8 +12,7 @@ from pathlib import Path
 from trireme.errors import ConfigurationError
 from trireme.launch.config.secret import SECRET_FILE, SECRET_VARIABLE, fresh_secret, read_private
 
-_LEAST_DISTINCT = 8
-"""Of so many different characters at least consists a random text of 128 bits."""
+_LEAST_DISTINCT = 8  # of so many different characters at least consists a random text of 128 bits
 
 
 def find_secret(

@@ -28,14 +28,11 @@ from trireme.launch.config.task_config import TASK_VARIABLE, TaskConfig, encode_
 from trireme.launch.exit_reason import describe_status
 from trireme.launch.output import Console
 
-FORK_SECONDS = 10.0
-"""How long a fork may take; a loaded machine takes some hundredths of a second."""
+FORK_SECONDS = 10.0  # how long a fork may take; a loaded machine takes some hundredths of a second
 
-READY_SECONDS = 60.0
-"""How long the imports may take; a slow machine takes ten seconds."""
+READY_SECONDS = 60.0  # how long the imports may take; a slow machine takes ten seconds
 
-ROOM = 4096
-"""The longest command line of a task that a list of processes shows in full, in bytes."""
+ROOM = 4096  # the longest command line of a task that a list of processes shows in full, in bytes
 
 OUTPUT, ERROR = "stdout", "stderr"
 """The names of the descriptors that become a task's standard output and error."""

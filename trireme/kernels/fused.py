@@ -51,8 +51,7 @@ _SWITCHES = ("momentum", "decoupled_weight_decay")
 """Hyper-parameters whose change requires another kernel. A change of `momentum` also makes torch
 begin or cease to use its buffers."""
 
-DIRECT = frozenset(_KERNELS)
-"""The names of torch's classes that have such a kernel."""
+DIRECT = frozenset(_KERNELS)  # the names of torch's classes that have such a kernel
 
 _MOST_CALLS = 64  # bindings of kernels that are kept, one for each set of absent parameters
 

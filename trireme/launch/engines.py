@@ -55,8 +55,7 @@ class EngineType:
                 raise TypeError(f"{self.options.__name__}.{field.name} has no default")
 
 
-ENGINES = Plugins("trireme.engines", "engine", EngineType)
-"""Every installed engine."""
+ENGINES = Plugins("trireme.engines", "engine", EngineType)  # every installed engine
 
 LOCAL = EngineType("this host", "trireme.launch.local:run_local", one_host=True)
 

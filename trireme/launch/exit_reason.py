@@ -27,8 +27,7 @@ from trireme.errors import (
 )
 from trireme.printable import printable
 
-INTERRUPTED = 130
-"""The exit status of a task, or of a job, that was stopped and has saved."""
+INTERRUPTED = 130  # the exit status of a task, or of a job, that was stopped and has saved
 
 LEFT = 143
 """The exit status of a worker that SIGTERM has asked to leave, while its job goes on: 128 + 15."""

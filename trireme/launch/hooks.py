@@ -36,8 +36,7 @@ class LaunchHook:
     make: str = ""
 
 
-LAUNCH_HOOKS = Plugins("trireme.hooks", "hook", LaunchHook)
-"""Every installed one."""
+LAUNCH_HOOKS = Plugins("trireme.hooks", "hook", LaunchHook)  # every installed one
 
 
 @dataclass(slots=True)

@@ -12,8 +12,7 @@ from safetensors.torch import load, save
 from trireme.errors import ConfigurationError
 from trireme.session.worker.worker import Worker
 
-_TENSOR = 1
-"""The code of a tensor among the values of a state, in msgpack."""
+_TENSOR = 1  # the code of a tensor among the values of a state, in msgpack
 
 
 class Stateful(Protocol):

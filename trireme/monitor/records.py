@@ -29,8 +29,7 @@ from trireme.version import __version__
 
 _log = logging.getLogger(__name__)
 
-UNSAVED = "unsaved"
-"""The field of a worker's status that says why its last checkpoint is not saved."""
+UNSAVED = "unsaved"  # the field of a worker's status that says why its last checkpoint is not saved
 
 CORRUPTED = "corrupted"
 """The field of a task's status that says which values have changed by themselves."""

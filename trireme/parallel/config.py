@@ -12,8 +12,7 @@ from trireme.errors import ConfigurationError
 from trireme.mesh import SCHEDULES
 from trireme.session.settings import Settings
 
-Plan = Mapping[str, str]
-"""Pattern of a module's name -> how its matrix is split over the axis tp."""
+Plan = Mapping[str, str]  # pattern of a module's name -> how its matrix is split over the axis tp
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from torch import nn
 
 from trireme.errors import ConfigurationError
 
-Link = tuple[str, nn.Module]
-"""A layer with its full name in the model."""
+Link = tuple[str, nn.Module]  # a layer with its full name in the model
 
 
 class Stage(nn.Module):

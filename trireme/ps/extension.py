@@ -18,11 +18,9 @@ from trireme.plugins import Plugins
 from trireme.ps.extra import Extra, ShownExtension
 from trireme.ps.snapshot_messages import TensorSpec
 
-Tensors: TypeAlias = Sequence[tuple[TensorSpec, torch.Tensor]]
-"""Tensors of a snapshot."""
+Tensors: TypeAlias = Sequence[tuple[TensorSpec, torch.Tensor]]  # tensors of a snapshot
 
-EXTRA = "extra/"
-"""What the keys of the tensors of extra values begin with in a snapshot."""
+EXTRA = "extra/"  # what the keys of the tensors of extra values begin with in a snapshot
 
 
 class HeldExtension(ABC):

@@ -14,8 +14,7 @@ import msgspec
 from trireme.errors import FrameError
 from trireme.wire.message import Name, Number
 
-ALIGNMENT = 64
-"""Bytes of extra values begin at multiples of so many."""
+ALIGNMENT = 64  # bytes of extra values begin at multiples of so many
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -25,8 +24,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     nbytes: Number  # its length in bytes
 
 
-Extra = tuple[bytes | Place, ...]
-"""The part of a request or an answer: bytes, or where they lie."""
+Extra = tuple[bytes | Place, ...]  # the part of a request or an answer: bytes, or where they lie
 
 
 def aligned(nbytes: int) -> int:

@@ -453,3 +453,4 @@ def pin(memory: SharedMemory) -> None:
     failed = runtime.cudaHostRegister(address, memory.nbytes, 0)
     if int(failed) != 0:
         raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes failed with {failed}")
+    memory.moves = False  # the device knows its pages

@@ -23,8 +23,7 @@ from trireme.ps.messages import LayoutSpec, ParameterSpec
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register, so that no kernel meets an odd start."""
 
-DEFAULT_SLOTS = 256
-"""Far more than the servers of any job."""
+DEFAULT_SLOTS = 256  # far more than the servers of any job
 
 ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 """Bytes of one element, for every dtype that a parameter may have."""
@@ -32,8 +31,7 @@ ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 MOST_BYTES = 1 << 48
 """The most bytes of a model: more than any machine's memory, and small enough to count with."""
 
-Range = tuple[int, int, int]
-"""Elements of a vector: (which of the layout's vectors, start, stop)."""
+Range = tuple[int, int, int]  # elements of a vector: (which of the layout's vectors, start, stop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from trireme.wire.message import Index, Message, Name, Number
 # The description of a model ---------------------------------------------------------------------
 
 
-Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
-"""Of one dimension."""
+Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]  # of one dimension
 
 Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=64)]
 """The sizes of a parameter's dimensions."""

@@ -9,8 +9,7 @@ import msgspec
 from trireme.ps.messages import Attach, FromWorker, LayoutSpec, ParameterSpec, Span, WorkerProgress
 from trireme.wire.message import Message, Name, Number
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
-"""How many examples a data set has."""
+Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]  # how many examples a data set has
 
 
 class TakeSnapshot(FromWorker, frozen=True, array_like=True):

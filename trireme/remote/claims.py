@@ -27,8 +27,7 @@ from trireme.session.checkpoint.run_lock import (
 )
 from trireme.wire.clock import Clock, MonotonicClock
 
-BEAT_SECONDS = 10.0
-"""How often a writer shows that it lives."""
+BEAT_SECONDS = 10.0  # how often a writer shows that it lives
 
 SILENT_SECONDS = 45.0
 """After this time without a sign of life a writer on another host is taken to have ended."""

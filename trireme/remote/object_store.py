@@ -18,14 +18,12 @@ from typing import Any, TypeVar
 from trireme.errors import ConfigurationError
 from trireme.location import RemotePath, StoreError
 
-CONNECT_SECONDS = 10
-"""The longest that a connection to an S3 server may take to open."""
+CONNECT_SECONDS = 10  # the longest that a connection to an S3 server may take to open
 
 READ_SECONDS = 30
 """The longest that an S3 server may be silent. A request is tried again a few times."""
 
-PROBE_SECONDS = 60.0
-"""The longest that the check of a run directory may take, with all attempts."""
+PROBE_SECONDS = 60.0  # the longest that the check of a run directory may take, with all attempts
 
 _DENIED = (401, 403)
 _NOT_FOUND = 404

@@ -11,17 +11,14 @@ from trireme.monitor.numbers import number_of
 from trireme.monitor.records import CORRUPTED, UNSAVED
 from trireme.screen.placement import events, shortages
 
-PHASES = ("data", "compute", "push", "wait", "apply")
-"""The phases of a step."""
+PHASES = ("data", "compute", "push", "wait", "apply")  # the phases of a step
 
-SHOWN_PHASES = {"compute": "forward+backward"}
-"""The names of phases that are shown otherwise."""
+SHOWN_PHASES = {"compute": "forward+backward"}  # the names of phases that are shown otherwise
 
 SILENT_SECONDS = 1.3
 """After this time without a heartbeat a task is silent; tasks send one each second."""
 
-WAIT_SECONDS = 0.5
-"""The shortest wait that is reported."""
+WAIT_SECONDS = 0.5  # the shortest wait that is reported
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from trireme.cluster.messages import ClusterStatus, StatusValue
 from trireme.cluster.placement import missing_copies
 from trireme.monitor.numbers import number_of
 
-RECENT_SECONDS = 60.0
-"""How long a takeover, or a rollback, is told after it has happened."""
+RECENT_SECONDS = 60.0  # how long a takeover, or a rollback, is told after it has happened
 
 
 def summary(status: ClusterStatus) -> str:

@@ -24,8 +24,7 @@ from trireme.screen.entry import STATUS
 from trireme.screen.job_state import findings, from_cluster
 from trireme.screen.placement import lines, summary
 
-_EVENTS = 8
-"""How many of the newest events are shown."""
+_EVENTS = 8  # how many of the newest events are shown
 
 _RECORDED = ("state", "status", "job", "command", "host", "launcher", "coordinator", "started")
 

@@ -34,10 +34,11 @@ from trireme.verification.entry import VERIFY, Options
 from trireme.verification.reasons import reason, reason_of_resume
 from trireme.verification.record import Run, joined
 from trireme.verification.recorder import INITIAL
-from trireme.verification.verdict import Verdict, compare, exit_status, page
+from trireme.verification.verdict import Verdict, compare, described, exit_status, page
 
 _ORIGIN = "trireme verify"
 _SCRATCH = "trireme-verify-"
+_ROUNDING = "not counted, as a run from values off in their last places differs so too: "
 _REPEATED = 1e-3  # less is rounding, which kernels and Adam make larger, and not a draw
 _STRATEGIES: tuple[Mapping[str, Any], ...] = (
     {"strategy": "async", "ps": 1, "workers": 1},
@@ -60,8 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError("name the program to verify: trireme verify [OPTIONS] SCRIPT [ARGS...]")
     check_program(program)
     for file in filter(None, (own.json, own.html)):  # a run takes long: say so before
-        if file != "-":
-            _write(file, "")
+        _write(file, "")
     config = configuration(given, given["config"])
     workers = config.tasks.workers if config.tasks.workers != "auto" else 2
     most = {"workers": max(2, workers), "every": None}
@@ -82,15 +82,13 @@ def main(arguments: Sequence[str]) -> int:
                     verdicts.append(Verdict(name_of(chosen), "refused", str(error)))
                 if own.json != "-":
                     print(verdicts[-1], flush=True)
+                if own.html:
+                    _write(own.html, page(" ".join(program), verdicts))
     except KeyboardInterrupt:
         return INTERRUPTED
     found = msgspec.json.format(msgspec.json.encode(verdicts), indent=2).decode() + "\n"
-    if own.json == "-":
-        print(found, end="")
-    elif own.json:
+    if own.json:
         _write(own.json, found)
-    if own.html:
-        _write(own.html, page(" ".join(program), verdicts))
     return exit_status(verdicts)
 
 
@@ -123,12 +121,12 @@ def verify(
     check_no_task("trireme.verify")
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError("trireme.verify starts jobs: call it from the main thread")
-    own = {"steps": steps, "stop_at": stop_at, "tolerance": tolerance}
     try:
+        own = {"steps": steps, "stop_at": stop_at, "tolerance": tolerance}
         limits = _options(own, "verify()")
+        config = configuration(option_texts(options), None, LAUNCH_CALL)
     except UsageError as error:
         raise ConfigurationError(str(error)) from None
-    config = configuration(option_texts(options), None, LAUNCH_CALL)
     inherited: dict[str, int] = {}
     with ExitStack() as held:
         if callable(function_or_script):
@@ -152,7 +150,7 @@ def _options(given: Mapping[str, Any], origin: str) -> Options:
 
 def _write(file: str, text: str) -> None:
     try:
-        Path(file).write_text(text, encoding="utf-8")
+        sys.stdout.write(text) if file == "-" else Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from error
 
@@ -203,10 +201,12 @@ class Verifier:
         if nature:
             return Verdict(name, "apart", nature, replace(found, first=None), against, notes)
         most = max(found.tolerance, _REPEATED)
+        before = found.first
         repeated = found.first and compare(again("repeated").steps, steps, tolerance=most).first
         if found.first and (repeated is None or repeated.step > found.first.step):
             found = self._compare(job.steps, steps, grown=again("perturbed").steps)
         if (first := found.first) is None:
+            notes += [_ROUNDING + described(before)] if before else []
             return Verdict(name, "same", "", found, against, notes)
         why = reason(first, job.steps, steps, repeated)
         return Verdict(name, "differs", why, found, against, notes)
@@ -234,7 +234,8 @@ class Verifier:
         It begins with the job's values, which are off by rounding if `perturbed`; jobs that begin
         alike have the same. So many `replicas` of a batch make one step.
         """
-        initial = job.directory / INITIAL
+        if not (initial := job.directory / INITIAL).exists():
+            raise _Ended("failed", "no worker was the chief as it began: run it again")
         begin = hashlib.sha256(initial.read_bytes()).hexdigest()
         if (key := (begin, replicas, loops, variant)) not in self._references:
             given = {"strategy": "async", "start": task.config.launch.start}

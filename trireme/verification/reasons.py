@@ -124,7 +124,7 @@ _TEXTS: dict[_Look, str] = {
     _uncounted_weights: "the loss of each worker is a mean over something else than its examples, "
     "such as tokens (weights: {1}): give a session weight=, or step(examples=) their number",
     _layers: "{1} normalises each worker's batch by that batch alone, and one process all of it: "
-    "use SyncBatchNorm under allreduce, GroupNorm or LayerNorm; or take it as a smaller batch",
+    "use SyncBatchNorm on GPUs under allreduce, --microbatches 1, GroupNorm; or take it as it is",
     _hooks: "{1} has a hook in one process, and none in the job, which trains other parameters",
     _unreached: "parameter {1} and has one on the other workers{line}: which parameters a worker "
     "trains depends on its batch, or on which worker it is",
@@ -140,7 +140,7 @@ _ELSE = {
     "loss": "the losses differ though the examples and the values agree: the forward pass depends "
     "on something that differs between processes, such as the size of a batch or the rank",
     "gradient": "the losses agree and the gradients do not: something changes them on their way, "
-    "such as a hook, or a gradient that is not the mean over the examples",
+    "such as a hook or a buffer of each worker, or they are no means over the examples",
     "settings": "{0.name} is {0.job:.6g} in the job and {0.reference:.6g} in one process{line} "
     "(nan: it has none): the program sets it by steps that it counts itself, or by the number of "
     "processes: let the job count, by scheduler= of the session, or optimizer.loop_steps",

@@ -197,10 +197,8 @@ def _joined(records: Sequence[Record]) -> Record:
     first, chief = part[0], [each for each in records if each.stage("values")]
     weight, whole = sum(each.weight for each in part), [1.0] * len(part)
     shares = [each.weight / (weight or 1.0) for each in part]
-    # Not compared where padding changes contents, or nobody knows which losses belong together.
+    # Contents are not compared where padding changes them.
     shapes = first.shapes if all(each.shapes == first.shapes for each in part) else []
-    losses = [each.stage("loss").keys() for each in part]
-    alike = part if all(each == losses[0] for each in losses) else []
     return msgspec.structs.replace(
         first,
         weight=weight,
@@ -209,7 +207,7 @@ def _joined(records: Sequence[Record]) -> Record:
         eps=max(each.eps for each in part),
         sketches={
             **_means("examples", part, whole),
-            **_means("loss", alike, shares),
+            **_means("loss", part, shares),
             **_means("gradient", part, whole if first.weighed else shares),
             **_means("pushed", part, shares),
             **_means("settings", part[:1], whole),

@@ -31,8 +31,7 @@ from trireme.wire.connection import Connection
 from trireme.wire.message import HANDSHAKE_LIMITS, Catalog, Message, Number
 from trireme.wire.transport import TRANSPORTS
 
-HANDSHAKE_TIMEOUT = 10.0
-"""Seconds that a handshake may take, unless the caller says otherwise."""
+HANDSHAKE_TIMEOUT = 10.0  # seconds that a handshake may take, unless the caller says otherwise
 
 _NONCE_BYTES = 32
 _SHOWN = 64  # how many characters of a stranger's words a message quotes

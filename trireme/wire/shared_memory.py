@@ -32,6 +32,11 @@ class SharedMemory(Protocol):
     identity: int  # tells it from all other such memory of this host; the same in every process
     view: memoryview  # its bytes, writable
 
+    moves: bool  # whether `move` can: nothing but this process's own pages refers to it
+
+    def move(self) -> None:
+        """Goes on with a copy at the same addresses: what others still write, nobody reads."""
+
     def fileno(self) -> int:
         """Returns its descriptor, by which another process gets it."""
 

@@ -27,7 +27,7 @@ from trireme.errors import (
     WireError,
 )
 from trireme.ps.client.lanes import ClientOptions, Lane, Request
-from trireme.ps.client.server_links import ServerLink, ServerLinks
+from trireme.ps.client.server_links import ServerLink, ServerLinks, SharedBuffer
 from trireme.ps.messages import (
     Applied,
     FencedVerdict,
@@ -339,6 +339,40 @@ def test_what_a_stopped_server_does_not_take_goes_to_the_one_that_has_its_place(
         assert two.finish() == [Stopping(1)]
     finally:
         goes_on.set()
+
+
+def test_memory_moves_before_another_server_takes_the_place_of_one_that_was_stopped(
+    two: Rig,
+) -> None:
+    two.ask_all()
+    lent = mock.Mock(carry=lambda payload: 0, incoming_bytes=-1)
+    connections = [link.connection for link in two.links.links]
+    for connection in connections:
+        assert connection is not None
+        connection.lending = lent
+    memory = mock.Mock(moves=True)
+    memory.move.side_effect = lambda: closed.extend(
+        link.connection is None for link in two.links.links
+    )
+    closed: list[bool] = []
+    two.links.shared_buffers = [SharedBuffer(memory, (), ())] * 2
+    goes_on = threading.Event()
+    two.servers[0].script.append(lambda *_: goes_on.wait(10) and None)
+    with mock.patch.object(two.links, "_lend"):
+        two.start_all()
+        shards = (ShardEntry(0, 1, 1), ShardEntry(1, 2, 1))
+        two.membership.views.append(View(2, two.entries, (ME,), shards))
+        try:
+            assert two.finish() == [Stopping(1), Stopping(1)]
+        finally:
+            goes_on.set()
+    assert closed == [True, True]  # of all that have the memory, and once
+    two.ask_all()
+    for link in two.links.links:
+        assert link.connection is not None
+        link.connection.lending = lent
+    two.links.divide(2)  # what was asked is forgotten then, and may be answered yet
+    assert memory.move.call_count == 2
 
 
 def test_who_is_asked_once_is_told_of_the_fence(one: Rig) -> None:

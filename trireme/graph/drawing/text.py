@@ -13,13 +13,11 @@ from trireme.graph.drawing.picture import OPERATOR, Module, Node, Picture, Total
 from trireme.monitor.numbers import size
 from trireme.printable import counted
 
-WIDTH = 100
-"""The width of tables: the longest text of the first column is shortened to fit."""
+WIDTH = 100  # the width of tables: the longest text of the first column is shortened to fit
 
 _LISTED = 400  # the largest number of operators that are listed one by one; of more, modules are
 
-EACH_TASK = "each task"
-"""The place of what every task computes for itself."""
+EACH_TASK = "each task"  # the place of what every task computes for itself
 
 
 def text(picture: Picture) -> str:

@@ -16,8 +16,7 @@ from trireme.graph.capture.effects import Memory, written
 from trireme.graph.capture.exporting import tensors
 from trireme.graph.capture.rebuild import constants_of
 
-COPY = "trireme_copy"
-"""The metadata of a copy of a returned buffer."""
+COPY = "trireme_copy"  # the metadata of a copy of a returned buffer
 
 
 def has_tensors(node: fx.Node) -> bool:

@@ -20,8 +20,7 @@ from typing import Literal, TypeAlias
 
 from trireme.graph.execute.cut import Cut, Segment, Value
 
-BATCH = -1
-"""Stands for the number of a micro-batch where something belongs to the whole batch."""
+BATCH = -1  # stands for the number of a micro-batch where something belongs to the whole batch
 
 
 @dataclass(frozen=True, slots=True)

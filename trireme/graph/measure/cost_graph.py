@@ -15,8 +15,7 @@ from trireme.graph.execute.node_groups import changed, everywhere
 from trireme.graph.measure.measurement import Measurement, is_operator
 from trireme.graph.place.costs import Constraints, CostGraph, Operation
 
-OUTPUT = "output"
-"""The name of the operation that computes the loss from the model's outputs."""
+OUTPUT = "output"  # the name of the operation that computes the loss from the model's outputs
 
 
 def cost_graph(

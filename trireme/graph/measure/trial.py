@@ -17,8 +17,7 @@ _OTHER_BYTES = 3 << 22
 """How much other memory is read: more than a core's own caches hold, and part of its share of those
 that cores have together."""
 
-_OVERHEADS = 20
-"""How often overheads are measured; the medians count."""
+_OVERHEADS = 20  # how often overheads are measured; the medians count
 
 
 class Trials:

@@ -29,8 +29,7 @@ COARSE_NODES = 200
 GAIN = 0.02
 """How much smaller the risk of a placement on several devices must be than that on the best one."""
 
-_STARTS = 3
-"""How many of the simple placements local search begins with."""
+_STARTS = 3  # how many of the simple placements local search begins with
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,7 @@ class Parts(NamedTuple):
     transfers: Transfers  # for one micro-batch
 
 
-_Receive = tuple[int, float]
-"""The number of the transfer, and the processor's seconds."""
+_Receive = tuple[int, float]  # the number of the transfer, and the processor's seconds
 _Send = tuple[int, int, float, float]
 """The number of the transfer, the link, its seconds and the processor's."""
 

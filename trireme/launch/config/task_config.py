@@ -16,8 +16,7 @@ from trireme.job_config import JobConfig
 
 TASK_VARIABLE = "TRIREME_TASK"
 
-TASK_WORD = "--task"
-"""The word after `trireme` with which a launcher starts a task."""
+TASK_WORD = "--task"  # the word after `trireme` with which a launcher starts a task
 
 BY_HAND = "by-hand"
 """The id of every job started by hand, as there is no launcher to choose one for all of its tasks.

@@ -22,8 +22,7 @@ from trireme.errors import JobFailed, TriremeError, UsageError
 from trireme.launch.exit_reason import INTERRUPTED, LEFT, LauncherPipe, describe
 from trireme.printable import printable
 
-MODULE = "-m"
-"""The word before the name of a module."""
+MODULE = "-m"  # the word before the name of a module
 _TRACEBACK_LENGTH = 1 << 15
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
 

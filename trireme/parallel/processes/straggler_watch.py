@@ -390,6 +390,5 @@ class StragglerWatch:
             return
 
 
-BROKEN = "broken"
-"""The key of the reason why the process group is broken."""
+BROKEN = "broken"  # the key of the reason why the process group is broken
 TELL_SECONDS = 0.5

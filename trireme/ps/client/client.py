@@ -283,6 +283,8 @@ class Client:
         self._protocol.renew()
 
     def close(self) -> None:
+        if not self._servers.lanes.waiting:  # nobody has anything to write
+            self._servers.shared_buffers = ()
         self._servers.close()
         if self._flat.memory is not None:
             self._flat.memory.close()

@@ -56,8 +56,7 @@ _SILENT_BACK_OFF = 0.5  # seconds; nothing answers at once where a cable is out
 _NOTICE_SECONDS = 5.0
 RETRY_SECONDS = 30.0
 
-Answer = tuple[Message, Sequence[Any]]
-"""A server's answer, and its payload."""
+Answer = tuple[Message, Sequence[Any]]  # a server's answer, and its payload
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,7 @@ _log = logging.getLogger(__name__)
 
 _LENT_BYTES = 1 << 28  # for extra values; the system gives pages when they are first used
 
-SLICE = 0.1
-"""Seconds between two looks at whether the job is over, and has another view."""
+SLICE = 0.1  # seconds between two looks at whether the job is over, and has another view
 
 
 class Membership(Protocol):
@@ -102,7 +101,7 @@ class ServerLinks:
     def close(self) -> None:
         """Closes all connections; the next request connects again."""
         for link in self.links:
-            link.close()
+            self._leave(link)
 
     def divide(self, shards: int) -> None:
         self.close()
@@ -121,7 +120,7 @@ class ServerLinks:
             link, message = self.links[order.shard], order.message
             try:
                 if link.connection is not None and link.server != self.lanes.entry(link.index):
-                    link.close()  # another server has the primary now
+                    self._leave(link)  # another server has the primary now
                 connection = link.connection or self._connect(link)
                 if link.lent is not None and isinstance(message, Push | PullExtra):
                     message = msgspec.structs.replace(message, extra=link.lent.sent(message.extra))
@@ -215,8 +214,27 @@ class ServerLinks:
 
     def _broke(self, shard: int, error: WireError) -> None:
         """Closes a connection that failed: its request is sent again, or given up."""
-        self.links[shard].close()
+        self._leave(self.links[shard])
         self.lanes.broke(time.monotonic(), shard, error)
+
+    def _leave(self, link: ServerLink) -> None:
+        """Closes a connection, and takes back the memory that was lent over it.
+
+        The server may live, and answer a request later: a process that was stopped writes where it
+        has begun to. So the memory moves, and all servers that it was lent to get the new one.
+        """
+        lent = [each for each in self.links if each.connection and each.connection.lending]
+        link.close()
+        if link not in lent:
+            return
+        for other in lent:
+            other.close()
+            if other is not link:
+                error = ConnectionBroken("the memory that was lent over it has moved")
+                self.lanes.broke(time.monotonic(), other.index, error)
+        for shared in self.shared_buffers[:1]:  # all shards lie in one memory
+            if shared.memory.moves:
+                shared.memory.move()
 
     def _connect(self, link: ServerLink) -> Connection:
         """Connects to a server of the newest view, through memory where possible.

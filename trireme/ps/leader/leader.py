@@ -42,8 +42,7 @@ from trireme.ps.leader.ending import Ending
 from trireme.ps.leader.example_ledgers import ExampleLedgers, ExamplesState
 from trireme.ps.rule import Rule
 
-Live = Mapping[int, int]
-"""The workers that still train, by index, with their incarnations."""
+Live = Mapping[int, int]  # the workers that still train, by index, with their incarnations
 
 Square = Callable[[Sequence[PushId]], float]
 """Returns the squared L2 norm of shard 0's part of the mean gradient of pushes."""

@@ -43,8 +43,7 @@ BACKLOG_BYTES = 1 << 30
 _CONNECT_SECONDS = 1.0  # in which a joining replica has connected before it lacks so much
 _CLOSE_BYTES = 1 << 24  # that are missing to a joining replica which is nearly there
 
-EVENTS = Catalog((*PS_MESSAGES, ViewChanged))
-"""The messages that entries carry."""
+EVENTS = Catalog((*PS_MESSAGES, ViewChanged))  # the messages that entries carry
 
 _L = TypeVar("_L")
 

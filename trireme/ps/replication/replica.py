@@ -47,14 +47,12 @@ from trireme.wire.message import Message
 
 _READS = (Status, Collect)  # requests that change nothing, and need not be entries
 
-NOBODY = Participant(0, 0)
-"""The sender of entries that no task has sent."""
+NOBODY = Participant(0, 0)  # the sender of entries that no task has sent
 
 _STATE = msgspec.msgpack.Decoder(QuietState)  # made at import: threads that make one at once crash
 
 _L = TypeVar("_L", bound=AuthenticatedLink)
-Output = Instruction | Tell[_L]
-"""What a replica asks its driver for."""
+Output = Instruction | Tell[_L]  # what a replica asks its driver for
 
 
 class Replica(Generic[_L]):

@@ -11,8 +11,7 @@ from trireme.plugins import Plugins
 from trireme.ps.replication.log import ReplicationLog
 from trireme.ps.shard.shard import Shard
 
-Report = Mapping[str, float | str]
-"""A server's status: values by name."""
+Report = Mapping[str, float | str]  # a server's status: values by name
 
 
 class Measures:

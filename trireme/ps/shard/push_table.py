@@ -16,8 +16,7 @@ from trireme.ps.leader.decisions import PushId
 from trireme.ps.messages import Applied, Push, RejectedVerdict, Stale, WorkerProgress
 from trireme.ps.shard.participants import Participant
 
-Decided = Applied | Stale | RejectedVerdict
-"""A verdict that decides a push: a repeat gets the same."""
+Decided = Applied | Stale | RejectedVerdict  # a verdict that decides a push: a repeat gets the same
 
 
 class Pending(msgspec.Struct, eq=False):

@@ -50,8 +50,7 @@ from trireme.ps.shard.values.snapshot_tensors import Tensors
 from trireme.ps.snapshot_messages import AddParameters, Load, Loaded, TakeSnapshot, WriteValues
 from trireme.wire.message import Message
 
-NOTICE_SECONDS = 5.0
-"""How often a worker whose answer is withheld hears which workers it waits for."""
+NOTICE_SECONDS = 5.0  # how often a worker whose answer is withheld hears which workers it waits for
 
 _OF_A_VIEW = (
     messages.Attach,

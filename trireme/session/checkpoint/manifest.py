@@ -27,14 +27,11 @@ from trireme.session.checkpoint.tensors import FileRecord, WriteFile, write_file
 from trireme.version import __version__
 from trireme.wire.message import Number
 
-CHECKPOINTS = "checkpoints"
-"""The folder of checkpoints in a run directory."""
+CHECKPOINTS = "checkpoints"  # the folder of checkpoints in a run directory
 
-STATE = "state.json"
-"""The name of the file."""
+STATE = "state.json"  # the name of the file
 
-LAST_STEP = 1 << 62
-"""The largest global step, as in messages."""
+LAST_STEP = 1 << 62  # the largest global step, as in messages
 
 _FORMAT = 1
 _FORMAT_OF_CHANGES = 2  # older releases would take what has changed for all there is

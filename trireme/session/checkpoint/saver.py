@@ -17,8 +17,7 @@ from trireme.session.options import Checkpoint
 
 _log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 30.0
-"""The seconds after which a failed save is retried at the latest."""
+RETRY_SECONDS = 30.0  # the seconds after which a failed save is retried at the latest
 
 
 class Schedule:

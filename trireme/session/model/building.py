@@ -13,8 +13,7 @@ from trireme.errors import ConfigurationError
 from trireme.ps.optimizers import JointOptimizer
 from trireme.session.settings import Settings
 
-OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
-"""Builds an optimizer from parameters."""
+OptimizerFactory = Callable[[Any], torch.optim.Optimizer]  # builds an optimizer from parameters
 
 Optimizers: TypeAlias = (
     OptimizerFactory

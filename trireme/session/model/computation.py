@@ -33,8 +33,7 @@ from trireme.tensors import map_tensors, tensors_in, to_local
 _OPERATOR = getattr(getattr(torch.ops.aten, "_backward", None), "default", None)
 """The operator that TorchScript compiles `backward()` to; None if this torch has none."""
 
-Transform = Callable[[Any], Any]
-"""batch -> batch."""
+Transform = Callable[[Any], Any]  # batch -> batch
 
 
 class Computation:

@@ -12,8 +12,7 @@ from torch import nn
 from trireme.ps.extension import Extension, of_extension
 from trireme.ps.extra import ExtraRequest
 
-Fetch = Callable[[ExtraRequest], Any]
-"""Returns the extra values that a request wants."""
+Fetch = Callable[[ExtraRequest], Any]  # returns the extra values that a request wants
 
 
 class TrainedExtension(Extension):

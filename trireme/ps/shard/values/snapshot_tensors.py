@@ -11,8 +11,7 @@ from trireme.ps.flat import PartBuffer, dtype_of
 from trireme.ps.layout import Part
 from trireme.ps.snapshot_messages import TensorSpec
 
-Tensors = Sequence[tuple[TensorSpec, torch.Tensor]]
-"""The tensors of a snapshot's payload, in order."""
+Tensors = Sequence[tuple[TensorSpec, torch.Tensor]]  # the tensors of a snapshot's payload, in order
 
 
 def ranges(
