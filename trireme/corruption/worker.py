@@ -68,7 +68,7 @@ class WorkerChecks(Observer):
         if self._checks.heals:
             change.mend()
             self._keep()
-            self.worker.remember()  # or it would count as written by the program
+        self.worker.remember()  # or it would count as written by the program, which one worker has
         return not self._checks.heals or self.worker.setup.process_group is not None
 
     def before_update(self, weight: float, examples: Sequence[Span]) -> None:
