@@ -187,8 +187,8 @@ class Recorder(Observer):
         record, losses = self._record, self._losses
         if not self._own_loop and result.has_loss:
             losses = [result.loss]
-        if losses:  # of several, such as those of pieces of a batch, the sum
-            record.sketches["loss/"] = number(sum(losses))
+        # Of several, such as those of pieces of a batch, the sum.
+        record.sketches |= {"loss/": number(sum(losses))} if losses else {}
         record.step, record.notes = result.global_step, sorted(self._notes)
         record.write(self._trial.record)
         self._record, self._losses = Record(task=record.task, eps=record.eps), []
@@ -211,8 +211,7 @@ class Recorder(Observer):
             if part is None or name in part.buffer_names
         }
         alone = setup.process_group is None and not worker.lifecycle.is_chief
-        within = setup.process_group is not None and worker.task.servers
-        if alone or (within and worker.task.index):
+        if alone or (setup.process_group and worker.task.servers and worker.task.index):
             return found
         # All processes that hold a model together take part.
         held = worker.backend.snapshot(state=state)
@@ -221,7 +220,8 @@ class Recorder(Observer):
             values = setup.trained.parameters if part is None else held.values
             found |= {f"values/{name}": each for name, each in values.items()}
             found |= {f"state/{name}": each for name, each in held.optimizer.items()}
-            found |= {f"state/average of {name}": each for name, each in held.average.items()}
+            if self._trial.settings.get("initial") is None:  # else they began with other values
+                found |= {f"state/average of {name}": each for name, each in held.average.items()}
         return found
 
 
