@@ -110,7 +110,7 @@ def data(given: argparse.Namespace) -> tuple[Rows, Rows, float | None]:
 
 def main() -> None:
     given = options()
-    # With beta and l1 divided as the loss is, FTRL makes of means what it would make of sums.
+    # The loss is a mean over a batch, where FTRL's paper has sums: beta and l1 are divided too.
     scale = 1 / given.batch_size
     model = LogisticRegression(FTRL(alpha=given.alpha, beta=scale, l1=given.l1 * scale))
     session = trireme.Session(

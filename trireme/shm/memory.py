@@ -91,16 +91,16 @@ class SharedMemory:
             raise
 
     def move(self) -> None:
-        """Goes on with a copy, at the same addresses: no other process has it."""
+        """Moves the bytes to new memory at the same addresses; other processes keep the old one."""
         descriptor, done = _new(self.nbytes), 0
         try:
             while done < self.nbytes:
                 done += os.pwrite(descriptor, self.view[done:], done)
+            close = self._close
+            self._own(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
-        close = self._close
-        self._own(descriptor)
         close()
 
     def _own(self, descriptor: int) -> None:

@@ -32,10 +32,10 @@ class SharedMemory(Protocol):
     identity: int  # tells it from all other such memory of this host; the same in every process
     view: memoryview  # its bytes, writable
 
-    moves: bool  # whether `move` can: nothing but this process's own pages refers to it
+    moves: bool  # whether `move` works: not where a device has registered the memory
 
     def move(self) -> None:
-        """Goes on with a copy at the same addresses: what others still write, nobody reads."""
+        """Moves the bytes to new memory at the same addresses; other processes keep the old one."""
 
     def fileno(self) -> int:
         """Returns its descriptor, by which another process gets it."""

@@ -283,7 +283,7 @@ class Client:
         self._protocol.renew()
 
     def close(self) -> None:
-        if not self._servers.lanes.waiting:  # nobody has anything to write
+        if not self._servers.lanes.waiting:  # no server has a request to answer
             self._servers.shared_buffers = ()
         self._servers.close()
         if self._flat.memory is not None:

@@ -218,10 +218,10 @@ class ServerLinks:
         self.lanes.broke(time.monotonic(), shard, error)
 
     def _leave(self, link: ServerLink) -> None:
-        """Closes a connection, and takes back the memory that was lent over it.
+        """Closes a connection, and moves the memory that was lent over it.
 
-        The server may live, and answer a request later: a process that was stopped writes where it
-        has begun to. So the memory moves, and all servers that it was lent to get the new one.
+        A server that was stopped writes its answer when it wakes. It writes to the old memory,
+        which no worker reads; the worker lends the new memory to all servers when it connects.
         """
         lent = [each for each in self.links if each.connection and each.connection.lending]
         link.close()
