@@ -76,8 +76,7 @@ _HOME = {
 __all__ = [name for names in _HOME.values() for name in names]
 __all__ += errors.__all__
 
-_SUBPACKAGES = frozenset({"data", "models", "ps"})
-"""The subpackages that `trireme.NAME` imports at the first access."""
+_SUBPACKAGES = frozenset({"data", "models", "ps"})  # imported at the first access
 
 
 def __getattr__(name: str) -> Any:

@@ -48,8 +48,7 @@ def check_fits(nbytes: int, what: str, advice: str, most: int | None = None) -> 
         )
 
 
-_START_TICKS = 19
-"""The place of `starttime` in `/proc/PID/stat`, see proc(5), counted after the name in brackets."""
+_START_TICKS = 19  # the place of `starttime` in `/proc/PID/stat`, see proc(5), after the name
 
 
 def process_birth(pid: int) -> str:

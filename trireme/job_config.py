@@ -17,8 +17,7 @@ from trireme.errors import UsageError, suggestion
 from trireme.mesh import SCHEDULES, Mesh, Schedule
 from trireme.plugins import Plugins
 
-STRATEGIES = Plugins("trireme.strategies", "strategy", object)
-"""The classes of every installed strategy; see `trireme.strategies`."""
+STRATEGIES = Plugins("trireme.strategies", "strategy", object)  # of their classes
 
 CODECS = ("none", "fp16", "bf16", "int8", "topk")
 """The values of `compress` besides `topk:SHARE`, as `trireme.compression.codec` has them."""

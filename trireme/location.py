@@ -120,8 +120,7 @@ class StoreType:
     shared: bool = True  # whether other processes see what one writes
 
 
-STORES = Plugins(_STORES, "object store", StoreType)
-"""Every installed kind of object store, by the scheme of its URLs."""
+STORES = Plugins(_STORES, "object store", StoreType)  # every installed one, by its scheme
 
 
 def open_store(where: RemotePath) -> tuple[StoreType, Any]:

@@ -12,8 +12,7 @@ AXES = ("pp", "graph", "dp", "fsdp", "tp")
 """The axes, outermost first: neighbours in rank share a tensor-parallel group."""
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
-SCHEDULES = get_args(Schedule)
-"""The orders in which the stages of a pipeline process their micro-batches."""
+SCHEDULES = get_args(Schedule)  # in which a pipeline's stages take micro-batches
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ _EXTRAS: dict[str, dict[str, str]] = {
         "measures": "servers=screen",
         "server_parts": "corruption=corruption tracer=tracking",
         "packing": "codecs=compression",
+        "records": "jsonl=records",
         "orders": "samplers=samplers",
         "streams": "streams=streams",
         "extensions": "tables=tables",

@@ -25,6 +25,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def size(nbytes: float) -> str:
+    """Returns a number of bytes with its unit, such as `1.5 MiB`."""
+    from rich.filesize import pick_unit_and_suffix
+
+    unit, name = pick_unit_and_suffix(int(nbytes), ["B", "KiB", "MiB", "GiB"], 1024)
+    return f"{nbytes / unit:.{0 if unit == 1 else 1}f} {name}"
+
+
 def _escape(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

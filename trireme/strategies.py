@@ -160,8 +160,7 @@ class BackendType:
     open: str
 
 
-BACKENDS = Plugins("trireme.backends", "backend", BackendType)
-"""Every installed one, by the name that `Strategy.backend` returns."""
+BACKENDS = Plugins("trireme.backends", "backend", BackendType)  # by `Strategy.backend`
 
 
 def strategy_class(name: str) -> type[Strategy]:

@@ -23,7 +23,7 @@ from trireme.cli.command import COMMANDS
 from trireme.errors import DataError
 from trireme.launch.config.task_config import TASK_VARIABLE
 from trireme.launch.run_directory import JobRecord, claim, is_running, read_record
-from trireme.monitor.records import UNSAVED, Begin, Record, RecordWriter, records_directory
+from trireme.monitor.recording import UNSAVED, records_directory
 
 TRIREME = [sys.executable, "-m", "trireme"]
 
@@ -265,6 +265,8 @@ def test_a_strangers_run_directory_controls_no_terminal(capsys, running: bool) -
     )
     claimed = claim(Path("run"))
     claimed.write_record(record)
+    from trireme.records.records import Begin, Record, RecordWriter
+
     begin = Begin(task=f"worker:0{EVIL}", job="abc", time=1.0, host=f"h{EVIL}", pid=1)
     writer = RecordWriter(records_directory(Path("run")), begin)
     status = {"state": f"training{EVIL}", "primary_of": f"[0]{EVIL}", UNSAVED: f"no{EVIL}"}

@@ -7,7 +7,7 @@ import pytest
 from trireme.corruption.checks import Checks
 from trireme.errors import ConfigurationError, CorruptedValues
 from trireme.job_config import JobConfig
-from trireme.monitor.records import CORRUPTED
+from trireme.monitor.recording import CORRUPTED
 
 
 def config(every: int = 10, **options: object) -> JobConfig:

@@ -14,8 +14,8 @@ from trireme.dashboards.charts import line_chart, stacked_bars, thinned
 from trireme.dashboards.report import CheckpointRow, ReportData, page
 from trireme.dashboards.totals import read_curves, slowest, worker_totals
 from trireme.launch.run_directory import JobRecord
-from trireme.monitor.numbers import number
-from trireme.monitor.records import Begin, Record, Start
+from trireme.records.numbers import number
+from trireme.records.records import Begin, Record, Start
 from trireme.session.session import Session
 
 RECORD = JobRecord(

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from trireme.dashboards.totals import server_rows
-from trireme.monitor.numbers import size
-from trireme.monitor.records import Begin, Record, Start
+from trireme.printable import size
+from trireme.records.records import Begin, Record, Start
 
 
 def start(name: str, time: float, *statuses: dict[str, float | str]) -> Start:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.shell import PROGRAMS, TORCHRUN, TRIREME, Shell
-from trireme.monitor.records import read_starts
+from trireme.records.records import read_starts
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 

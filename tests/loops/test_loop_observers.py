@@ -13,7 +13,7 @@ import trireme
 from tests.dashboards.test_board import curve
 from trireme.loops.batch_watch import BatchWatch
 from trireme.loops.distributed_optimizer import DistributedOptimizer
-from trireme.monitor.records import Record, read_starts
+from trireme.records.records import Record, read_starts
 
 Log = Callable[[DistributedOptimizer, torch.Tensor], None]
 

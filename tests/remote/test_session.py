@@ -16,7 +16,6 @@ from torch.utils.data import TensorDataset
 
 import trireme
 from trireme.location import RemotePath
-from trireme.monitor.records import read_starts
 from trireme.remote.object_store import ObjectStore
 from trireme.session.checkpoint import list_checkpoints, step_of
 from trireme.session.hooks import Hook
@@ -73,6 +72,8 @@ def test_checkpoints_are_uploaded_and_nothing_else(url: str, tmp_path: Path) -> 
     store = ObjectStore(RemotePath(url))
     folders = {key.split("/")[0] for key in store.list("")}
     assert folders == {"checkpoints", "writers"}
+    from trireme.records.records import read_starts
+
     assert read_starts(run.run_dir)[0].records[-1].status["global_step"] == 3
 
 

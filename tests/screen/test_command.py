@@ -14,7 +14,8 @@ from tests.cli.test_commands import EVIL, FINISHED
 from tests.screen.test_job_state import WORKER, picture, task
 from trireme.cli import main
 from trireme.launch.run_directory import claim
-from trireme.monitor.records import Begin, Record, RecordWriter, records_directory
+from trireme.monitor.recording import records_directory
+from trireme.records.records import Begin, Record, RecordWriter
 from trireme.screen.command import _now, _recorded
 from trireme.screen.render import render
 

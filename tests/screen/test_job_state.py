@@ -7,7 +7,7 @@ import pytest
 
 from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.cluster.view import ShardEntry
-from trireme.monitor.records import Begin, Record, RecordWriter, read_starts
+from trireme.records.records import Begin, Record, RecordWriter, read_starts
 from trireme.screen.job_state import (
     CORRUPTED,
     UNSAVED,

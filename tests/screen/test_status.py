@@ -11,7 +11,8 @@ from tests.cli.test_commands import FINISHED
 from trireme.cli import main
 from trireme.cluster.messages import ClusterStatus, TaskStatus
 from trireme.launch.run_directory import claim
-from trireme.monitor.records import Begin, Record, RecordWriter, records_directory
+from trireme.monitor.recording import records_directory
+from trireme.records.records import Begin, Record, RecordWriter
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,7 @@ from trireme.checkpoints.entry import CHECKPOINT
 from trireme.errors import CheckpointError, UsageError
 from trireme.files import make_directory
 from trireme.location import RemotePath
-from trireme.monitor.numbers import size
-from trireme.printable import printable
+from trireme.printable import printable, size
 from trireme.session.checkpoint import describe, list_checkpoints, load, step_of, verify
 from trireme.session.checkpoint.tensors import write_tensors_file
 

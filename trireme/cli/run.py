@@ -37,7 +37,7 @@ from trireme.launch.program_directory import unlink_name
 from trireme.launch.run_directory import claim, claim_free
 from trireme.launch.supervision_state import SupervisionLimits
 from trireme.location import RemotePath, local_directory, location, open_store
-from trireme.monitor.records import records_directory
+from trireme.monitor.recording import records_directory
 from trireme.strategies import choose
 from trireme.wire.transport import check_transport
 

@@ -45,8 +45,7 @@ from trireme.errors import (
 )
 from trireme.wire.message import Message
 
-News = View | Dismissed | JobOver
-"""A new view; that this task is to leave; at last, how the job ended."""
+News = View | Dismissed | JobOver  # a new view; that this task is to leave; how the job ended
 
 
 def _plain(name: str, value: object) -> StatusValue:

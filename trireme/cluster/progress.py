@@ -20,8 +20,7 @@ BUSY = "busy"  # of a server whose loop is within long turns: it answers nobody 
 UNREACHED = "unreached"  # of a worker that reaches its coordinator, and not these servers
 STUCK = "stuck"  # which the coordinator adds to that of a worker that is late
 
-FIRST_BATCH = "its first batch is made"
-"""The excuse of a worker that waits for its first batch: it is named after a while, and kept."""
+FIRST_BATCH = "its first batch is made"  # the excuse of a worker that waits for its first one
 
 LOOK_SECONDS = 5.0
 

@@ -47,11 +47,9 @@ REBALANCE_SECONDS = 30.0
 """Nothing is planned for so long, at most, after the loss of a server whose process is started
 anew. So its slots do not move twice."""
 
-SWITCH_SECONDS = 30.0
-"""A reconfiguration that takes longer is given up, and planned again after as long."""
+SWITCH_SECONDS = 30.0  # after as long a reconfiguration is given up, and planned again
 
-_SILENT_INTERVALS = 3
-"""A server that has sent nothing for so many heartbeat intervals is no matter of a link."""
+_SILENT_INTERVALS = 3  # of heartbeats: a server that is silent so long has not only lost a link
 
 SHUNNED_TIMEOUTS, MOST_SHUNNED_TIMEOUTS = 3, 60
 """For so many heartbeat timeouts a server with a broken link gets no copy: first, and at most."""

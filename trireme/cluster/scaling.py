@@ -32,8 +32,7 @@ from trireme.printable import counted
 
 MOST_WORKERS = 1024  # a job grows to so many workers at most: a larger number is a mistyped one
 
-DISMISSAL = "the job was made smaller and needs this task no more"
-"""The reason that a dismissed task hears."""
+DISMISSAL = "the job was made smaller and needs this task no more"  # what a dismissed task hears
 
 
 def scale(builder: DecisionBuilder, connection: int, message: Scale, sequence: int) -> None:

@@ -10,8 +10,7 @@ LOOPBACK = "127.0.0.1"
 
 ROLES = ("coordinator", "ps", "worker")
 
-OBSERVER = "observer:0"
-"""A process that knows the job's secret and is no member, such as `trireme status`."""
+OBSERVER = "observer:0"  # knows the job's secret and is no member, such as `trireme status`
 
 
 def task_name(role: str, index: int) -> str:

@@ -10,7 +10,7 @@ from time import perf_counter
 from trireme.corruption.digests import Change, Seal
 from trireme.errors import ConfigurationError, CorruptedValues
 from trireme.job_config import JobConfig
-from trireme.monitor.records import CORRUPTED
+from trireme.monitor.recording import CORRUPTED
 
 SHARE = 0.002  # of a task's time, which digests between two checks may take
 _MOST_TIMES = 3  # found in turn, after which a job that heals ends: memory, or a network, stays bad

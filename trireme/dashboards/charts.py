@@ -9,7 +9,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from trireme.dashboards.totals import Points
-from trireme.monitor.numbers import number
+from trireme.records.numbers import number
 
 if TYPE_CHECKING:
     from jinja2 import Template

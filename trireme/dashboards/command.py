@@ -11,9 +11,8 @@ from trireme.dashboards.totals import read_curves
 from trireme.errors import CheckpointError, ConfigurationError
 from trireme.launch.run_directory import RECORD, read_record
 from trireme.location import RemotePath, local_directory, location
-from trireme.monitor.numbers import size
-from trireme.monitor.records import Start, read_starts
-from trireme.printable import printable
+from trireme.printable import printable, size
+from trireme.records.records import Start, read_starts
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -17,8 +17,10 @@ from trireme.dashboards.totals import (
     worker_totals,
 )
 from trireme.launch.run_directory import JobRecord
-from trireme.monitor.numbers import number, number_of, size
-from trireme.monitor.records import UNSAVED, Start
+from trireme.monitor.recording import UNSAVED
+from trireme.printable import size
+from trireme.records.numbers import number, number_of
+from trireme.records.records import Start
 from trireme.screen.job_state import PHASES, SHOWN_PHASES
 
 _COUNTS = ("speed/", "updates/", "bytes/")

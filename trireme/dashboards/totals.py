@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trireme.monitor.numbers import number, number_of, size
-from trireme.monitor.records import Record, Start
+from trireme.printable import size
+from trireme.records.numbers import number, number_of
+from trireme.records.records import Record, Start
 from trireme.screen.job_state import PHASES
 from trireme.screen.render import held
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, final
 
-Span = tuple[int, int]
-"""Positions [start, stop) of an `Order`."""
+Span = tuple[int, int]  # positions [start, stop) of an `Order`
 
 
 @final

@@ -22,8 +22,7 @@ _NUMPY_SEEDS = 1 << 32
 _COLLATES = 0x636F6C6C  # keeps these streams apart from those of examples
 _DRAWS = 0x64726177
 
-Drawn = tuple[int, int]
-"""The number of an example, and its position."""
+Drawn = tuple[int, int]  # the number of an example, and its position
 
 
 def seed_all(seed: int) -> None:

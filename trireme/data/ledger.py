@@ -15,11 +15,9 @@ from trireme.data.intervals import IntervalSet, joined
 
 _MOST_SPANS = 4096  # in one lease; a loader requests 64
 
-MOST_DEALT = 1 << 60
-"""The largest position: beyond it, numbers would not fit into messages."""
+MOST_DEALT = 1 << 60  # the largest position: beyond it, numbers would not fit into messages
 
-MOST_POSITIONS = 1 << 32
-"""The largest number of positions in a span."""
+MOST_POSITIONS = 1 << 32  # the largest number of positions in a span
 
 _MOST_PARTS = 1 << 31
 
@@ -262,10 +260,7 @@ class Ledger:
         return (gaps[0][0] if gaps else taken.end) // self.size // parts_of(self.size)
 
     def restore(self, consumed: Iterable[tuple[int, int]]) -> None:
-        """Restores the finished positions; the gaps between them are dealt first.
-
-        The members stay, and hold nothing.
-        """
+        """Restores finished positions: gaps are dealt first. Members stay, and hold nothing."""
         self._done = IntervalSet(consumed)
         self.frontier = self._done.end
         self._held = {worker: IntervalSet() for worker in self._held}
@@ -347,7 +342,6 @@ class Ledger:
         first = self._end_of_epoch(base)
 
         def rounds_of(examples: int) -> int:
-            """Returns how many rounds so many examples make."""
             return (examples if end == EpochEnd.DROP else examples + together - 1) // together
 
         in_first = rounds_of(first - base)

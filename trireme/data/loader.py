@@ -27,8 +27,7 @@ Source = Callable[[int], Sequence[Span]]
 
 An empty span is a step that others make without this loader's examples."""
 
-BatchTransform = Callable[[Any, torch.Generator], Any]
-"""Transforms a batch; all randomness is drawn from the generator."""
+BatchTransform = Callable[[Any, torch.Generator], Any]  # draws from the generator alone
 
 _Take = Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
 

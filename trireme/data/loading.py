@@ -12,8 +12,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from trireme.errors import ConfigurationError
 
-Collate = Callable[[list[Any]], Any]
-"""Makes a batch of a list of items of the data set."""
+Collate = Callable[[list[Any]], Any]  # makes a batch of a list of items of the data set
 
 
 class LoadingValues(TypedDict, total=False):

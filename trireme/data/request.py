@@ -21,8 +21,7 @@ from trireme.data.order import Order
 from trireme.errors import ConfigurationError
 from trireme.plugins import Plugins
 
-By = Literal["auto", "position", "shard"]
-"""What is dealt of a stream: batches of examples, or whole shards; `auto` where it has some."""
+By = Literal["auto", "position", "shard"]  # a stream's batches or shards; `auto`: shards if any
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +31,7 @@ class OrderType:
     open: str  # the function (request, size, seed) -> `Order`, as `package.module:function`
 
 
-ORDERS = Plugins("trireme.orders", "order by", OrderType)
-"""What orders examples otherwise than by their numbers, by the name `samplers`."""
+ORDERS = Plugins("trireme.orders", "order by", OrderType)  # `samplers` is used
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ class StreamType:
     open: str
 
 
-STREAMS = Plugins("trireme.streams", "reading of", StreamType)
-"""What deals streams, by the name `streams`."""
+STREAMS = Plugins("trireme.streams", "reading of", StreamType)  # `streams` is used
 
 
 def is_stream(dataset: object) -> bool:

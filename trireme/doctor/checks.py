@@ -25,7 +25,7 @@ from trireme.errors import TriremeError
 from trireme.files import try_lock
 from trireme.launch.environment import detect
 from trireme.launch.run_directory import is_running, read_record
-from trireme.monitor.numbers import size
+from trireme.printable import size
 from trireme.session.checkpoint.run_lock import LocalLock
 from trireme.wire.transport import connect, listen, local_memory
 

@@ -41,7 +41,7 @@ MODULES = (
     "trireme.session.backends.servers",
     "trireme.session.worker.recorder",
     "trireme.ps.server.service",
-    "trireme.monitor.records",
+    "trireme.monitor.recording",
     "trireme.cli.tasks.task",
 )
 """What tasks need, in the order of its import."""

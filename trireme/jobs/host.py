@@ -29,8 +29,8 @@ from trireme.jobs.messages import Begun, Ended, Line, Order, Progress, Report
 from trireme.launch.exit_reason import INTERRUPTED
 from trireme.launch.output import Console
 from trireme.launch.run_directory import read_record
-from trireme.monitor.numbers import number_of
-from trireme.monitor.records import read_starts
+from trireme.records.numbers import number_of
+from trireme.records.records import read_starts
 
 WATCH_SECONDS = 0.5
 CLOSE_SECONDS = 10.0

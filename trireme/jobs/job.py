@@ -128,7 +128,7 @@ class LaunchedJob:
         """
         import numpy as np
 
-        from trireme.monitor.records import read_starts
+        from trireme.records.records import read_starts
 
         starts = [] if self._run_dir is None else read_starts(self._run_dir, self._id)
         workers = [start for start in starts if start.begin.task.startswith("worker:")]

@@ -29,8 +29,7 @@ from trireme.printable import printable
 
 INTERRUPTED = 130  # the exit status of a task, or of a job, that was stopped and has saved
 
-LEFT = 143
-"""The exit status of a worker that SIGTERM has asked to leave, while its job goes on: 128 + 15."""
+LEFT = 143  # the exit status of a worker that left at SIGTERM, while its job goes on: 128 + 15
 
 LONGEST_TEXT = 4096  # of what an exception says, in characters
 

@@ -22,8 +22,7 @@ from trireme.launch.background_writer import BackgroundWriter
 from trireme.printable import printable
 
 LAST_LINES = 12
-LOG_BYTES = 1 << 26
-"""When a log has so many bytes it is renamed, in place of the one renamed before: to `.log.1`."""
+LOG_BYTES = 1 << 26  # a log with as many becomes `.log.1`, in place of the one before
 
 _WAITING = 10_000  # how many lines wait for a stream that takes them later
 _STALLED_SECONDS = 0.5  # a stream that has taken nothing for so long is one that takes nothing

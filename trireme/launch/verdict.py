@@ -130,8 +130,7 @@ def _other_tasks(verdict: Verdict, names: Sequence[str], culprit: str) -> list[s
 _AGAIN = "run the same command again: training goes on from the newest checkpoint, if there is one"
 _BY_ITSELF = "(--max-restarts N does so by itself)"
 
-_MISMATCH = "gloo::EnforceNotMet"
-"""What is in the last line of a process that gloo ends by an abort."""
+_MISMATCH = "gloo::EnforceNotMet"  # in the last line of a process that gloo ends by an abort
 
 _ADVICE: Mapping[Kind, str] = {
     "usage": "correct the error in its message above: the same command would be refused again",

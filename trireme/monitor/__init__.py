@@ -1,1 +1,1 @@
-"""Records of tasks, and the interface of exporters."""
+"""Interfaces of records and of exporters."""

@@ -132,8 +132,7 @@ class ExtensionType:
     connect: str
 
 
-EXTENSIONS = Plugins("trireme.extensions", "implementation of", ExtensionType)
-"""What makes extra values, by name."""
+EXTENSIONS = Plugins("trireme.extensions", "implementation of", ExtensionType)  # those installed
 
 
 def of_extension(kind: str, what: str) -> Any:

@@ -55,8 +55,7 @@ class ShownExtension(msgspec.Struct, frozen=True, array_like=True):
     parts: Annotated[tuple[str, ...], msgspec.Meta(max_length=1 << 12)]  # descriptions of them
 
 
-Space = Callable[[int, int], memoryview]
-"""Returns memory for so many bytes of what is sent to a shard."""
+Space = Callable[[int, int], memoryview]  # returns memory for so many bytes to a shard
 
 
 class ExtraParts(ABC):

@@ -82,8 +82,7 @@ class PartBuffer:
         return sum(vector.numel() * vector.element_size() for vector in self.vectors)
 
 
-NamedGroups: TypeAlias = Sequence[Sequence[tuple[str, nn.Parameter]]]
-"""Named parameters of each optimizer group."""
+NamedGroups: TypeAlias = Sequence[Sequence[tuple[str, nn.Parameter]]]  # of each optimizer group
 
 
 def specs_of(groups: NamedGroups) -> list[ParameterSpec]:

@@ -20,16 +20,13 @@ from msgspec.structs import replace
 from trireme.errors import ConfigurationError, ModelMismatchError
 from trireme.ps.messages import LayoutSpec, ParameterSpec
 
-ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register, so that no kernel meets an odd start."""
+ALIGNMENT = 64  # bytes of a cache line, and of the widest vector: no kernel meets an odd start
 
 DEFAULT_SLOTS = 256  # far more than the servers of any job
 
-ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-"""Bytes of one element, for every dtype that a parameter may have."""
+ITEM_SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}  # bytes of an element
 
-MOST_BYTES = 1 << 48
-"""The most bytes of a model: more than any machine's memory, and small enough to count with."""
+MOST_BYTES = 1 << 48  # of a model: more than any machine has, and few enough to count with
 
 Range = tuple[int, int, int]  # elements of a vector: (which of the layout's vectors, start, stop)
 

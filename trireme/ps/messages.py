@@ -24,8 +24,7 @@ from trireme.wire.message import Index, Message, Name, Number
 
 Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]  # of one dimension
 
-Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=64)]
-"""The sizes of a parameter's dimensions."""
+Shape = Annotated[tuple[Size, ...], msgspec.Meta(max_length=64)]  # a parameter's sizes
 
 Pairs = Annotated[tuple[tuple[Number, Number], ...], msgspec.Meta(max_length=1 << 16)]
 """At most one pair for each task that a job can have."""

@@ -118,8 +118,7 @@ Rprop = Entry(
     torch.optim.Rprop, "lr etas step_sizes maximize", "step prev step_size", flushes=False
 )
 
-OPTIMIZERS = Plugins("trireme.optimizers", "optimizer", Entry)
-"""Every optimizer that a parameter server can run, by the name of its class."""
+OPTIMIZERS = Plugins("trireme.optimizers", "optimizer", Entry)  # by the names of their classes
 
 
 def groups_of(optimizer: torch.optim.Optimizer, name: str) -> tuple[GroupSpec, ...]:
@@ -234,11 +233,7 @@ _SPARSE = (
 
 
 def join(specs: Sequence[OptimizerSpec]) -> OptimizerSpec:
-    """Returns several optimizers as one, whose groups are theirs in this order.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Returns several optimizers, at least one, as one, whose groups are theirs in this order."""
     if not specs:
         raise ValueError("no optimizers to join")
     groups = [
@@ -450,8 +445,7 @@ def restore_state(
     )
 
 
-COUNTERS = ("step", "mu_product", "eta", "mu")
-"""What the optimizers of the registry keep one number of for each parameter."""
+COUNTERS = ("step", "mu_product", "eta", "mu")  # of which a parameter has one number each
 
 
 def state_mismatch(entry: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> str | None:

@@ -64,5 +64,4 @@ class Packing:
     residuals: Callable[[Any, Sequence[Any]], Residuals]  # of a layout and the packers by shard
 
 
-PACKING = Plugins("trireme.packing", "packing by", Packing)
-"""The one that is installed has the name `codecs`."""
+PACKING = Plugins("trireme.packing", "packing by", Packing)  # the one that is used is `codecs`

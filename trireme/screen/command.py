@@ -14,7 +14,7 @@ from trireme.cli.runs import query
 from trireme.errors import ConfigurationError, TriremeError
 from trireme.launch.run_directory import RECORD, is_running, read_record
 from trireme.location import local_directory
-from trireme.monitor.records import read_starts
+from trireme.records.records import read_starts
 from trireme.screen.entry import TOP
 from trireme.screen.job_state import JobSnapshot, TaskSnapshot, from_cluster
 from trireme.screen.render import line, render

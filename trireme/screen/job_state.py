@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from trireme.cluster.messages import ClusterStatus, StatusValue
 from trireme.cluster.progress import STUCK
-from trireme.monitor.numbers import number_of
-from trireme.monitor.records import CORRUPTED, UNSAVED
+from trireme.monitor.recording import CORRUPTED, UNSAVED
+from trireme.records.numbers import number_of
 from trireme.screen.placement import events, shortages
 
 PHASES = ("data", "compute", "push", "wait", "apply")  # the phases of a step

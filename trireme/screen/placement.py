@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trireme.cluster.messages import ClusterStatus, StatusValue
 from trireme.cluster.placement import missing_copies
-from trireme.monitor.numbers import number_of
+from trireme.records.numbers import number_of
 
 RECENT_SECONDS = 60.0  # how long a takeover, or a rollback, is told after it has happened
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from trireme.cluster.messages import StatusValue
-from trireme.monitor.numbers import number_of, size
-from trireme.printable import printable
+from trireme.printable import printable, size
+from trireme.records.numbers import number_of
 from trireme.screen.job_state import (
     SHOWN_PHASES,
     SILENT_SECONDS,

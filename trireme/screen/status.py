@@ -18,8 +18,9 @@ from trireme.cluster.progress import EXCUSE, LOCATION, STUCK
 from trireme.errors import CheckpointError, TriremeError
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import RemotePath, local_directory, location
-from trireme.monitor.records import UNSAVED, read_starts
+from trireme.monitor.recording import UNSAVED
 from trireme.printable import printable
+from trireme.records.records import read_starts
 from trireme.screen.entry import STATUS
 from trireme.screen.job_state import findings, from_cluster
 from trireme.screen.placement import lines, summary

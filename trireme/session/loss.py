@@ -9,8 +9,7 @@ import torch
 
 from trireme.errors import ConfigurationError
 
-Loss = Callable[[Any, Any], Any]
-"""(outputs, targets) -> the mean over the batch, as a scalar or as the entry `loss` of a dict."""
+Loss = Callable[[Any, Any], Any]  # (outputs, targets) -> the mean, or a dict with it as `loss`
 
 
 def scalar(loss: Any) -> torch.Tensor:

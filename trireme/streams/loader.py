@@ -15,8 +15,7 @@ from trireme.data.loading import Loading
 from trireme.data.seeds import derive
 from trireme.streams.stream import Stream
 
-Lack = Callable[[int, int], None]
-"""Told of positions that have no example."""
+Lack = Callable[[int, int], None]  # told of positions that have no example
 
 
 class StreamLoader(SpanLoader):

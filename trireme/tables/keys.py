@@ -15,14 +15,11 @@ import numpy.typing as npt
 
 from trireme.tables.compiled import compiled
 
-Keys = npt.NDArray[np.int64]
-"""Keys of rows, of shape (n,)."""
+Keys = npt.NDArray[np.int64]  # keys of rows, of shape (n,)
 
-Counts = npt.NDArray[np.int64]
-"""Steps, places or numbers, of shape (n,)."""
+Counts = npt.NDArray[np.int64]  # steps, places or numbers, of shape (n,)
 
-SLOTS = 256
-"""The slots of a table, as many as those of a job's dense parameters."""
+SLOTS = 256  # the slots of a table, as many as those of a job's dense parameters
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _FIRST = np.uint64(0xBF58476D1CE4E5B9)

@@ -36,11 +36,9 @@ from trireme.tables.row_storage import (
     write_mark,
 )
 
-Addresses = npt.NDArray[np.uint64]
-"""Addresses of records, of shape (n,); 0 where there is none."""
+Addresses = npt.NDArray[np.uint64]  # addresses of records, of shape (n,); 0 where there is none
 
-MOST_RECORDS = (1 << 24) - 1
-"""The most records of a slot: four thousand million in a table."""
+MOST_RECORDS = (1 << 24) - 1  # the most records of a slot: four thousand million in a table
 
 _MOST_RECENT = 1 << 20  # keys of a batch that is remembered: 16 MiB
 _GROWTH = 1.4

@@ -20,8 +20,7 @@ from trireme.tables.addresses import array_at
 from trireme.tables.compiled import compiled
 from trireme.tables.keys import SLOTS, Counts, Keys
 
-HEADER_BYTES = 16
-"""The bytes of a record before its row."""
+HEADER_BYTES = 16  # the bytes of a record before its row
 
 _LINE = 64
 

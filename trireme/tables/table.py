@@ -23,11 +23,9 @@ from trireme.tables.row_storage import RowStorage, headers
 from trireme.tables.row_values import begin, gather, search_and_gather, write_marks, write_records
 from trireme.tables.table_spec import FLOATS, MOST_STEPS, Optimizer, TableSpec, changed
 
-Rows = npt.NDArray[Any]
-"""Rows, of the dtype of a table and of shape (n, width)."""
+Rows = npt.NDArray[Any]  # rows, of the dtype of a table and of shape (n, width)
 
-BLOCK_BYTES = 1 << 24
-"""The most bytes of an exported block, unless one row is larger."""
+BLOCK_BYTES = 1 << 24  # the most bytes of an exported block, unless one row is larger
 
 
 class Statistics(NamedTuple):

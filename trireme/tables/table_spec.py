@@ -19,17 +19,13 @@ INTEGERS = ("int64", "int32")
 ITEM_SIZES = {"float32": 4, "float64": 8, "int64": 8, "int32": 4}
 """Bytes of one element, for every dtype that a row may have."""
 
-MOST_NAME = 200
-"""The most characters of a table's name."""
+MOST_NAME = 200  # the most characters of a table's name
 
-MOST_COLUMNS = 1 << 20
-"""The most columns of a row."""
+MOST_COLUMNS = 1 << 20  # the most columns of a row
 
-MOST_TOUCHES = (1 << 24) - 1
-"""A row's touches are counted up to this number, and stay there."""
+MOST_TOUCHES = (1 << 24) - 1  # A row's touches are counted up to this number, and stay there
 
-MOST_STEPS = (1 << 40) - 1
-"""The largest step that a row remembers."""
+MOST_STEPS = (1 << 40) - 1  # the largest step that a row remembers
 
 
 def _check(holds: bool, what: str, value: object, rule: str) -> None:

@@ -21,8 +21,7 @@ from trireme.launch.config.secret import SECRET_FILE, fresh_secret, read_private
 from trireme.tls.authority import CertificateFacts, JobAuthority, read_facts
 
 _AUTHORITY, _KEY = "ca.pem", "ca.key"
-_SOON = timedelta(days=7)
-"""How long before a certificate's end its task warns."""
+_SOON = timedelta(days=7)  # how long before a certificate's end its task warns
 
 _log = logging.getLogger(__name__)
 

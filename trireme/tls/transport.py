@@ -34,8 +34,7 @@ from trireme.wire.transports.tcp import bind, dial
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-TASK_URI = "trireme:"
-"""The beginning of the URI that names a task in a certificate."""
+TASK_URI = "trireme:"  # the beginning of the URI that names a task in a certificate
 
 RECORD_BYTES = 1 << 14  # the most that one record of TLS holds
 

@@ -27,8 +27,7 @@ from trireme.wire.service import Link
 
 _log = logging.getLogger(__name__)
 
-_MOST = 200_000
-"""The most notes that are kept; the oldest are dropped."""
+_MOST = 200_000  # the most notes that are kept; the oldest are dropped
 
 Action = Literal["start", "read"]
 

@@ -19,8 +19,7 @@ from trireme.tracking.server_trace import Note
 Event = dict[str, Any]
 
 _PHASES, _STAGES, _OPERATORS = 1, 2, 10
-STAGE = "stage"
-"""The category of the operations of a pipeline's stages, or of a graph's segments."""
+STAGE = "stage"  # the category of the operations of a pipeline's stages, or of a graph's segments
 MESSAGE = "message"
 """The category of messages between the processes of a process group, which may overlap."""
 

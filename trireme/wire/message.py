@@ -45,8 +45,7 @@ class Limits:
     payload: int = 1 << 40
 
 
-HANDSHAKE_LIMITS = Limits(metadata=1024, payload=0)
-"""The largest frame of a peer that has not yet proven that it knows the job's secret."""
+HANDSHAKE_LIMITS = Limits(metadata=1024, payload=0)  # before a peer has proven the secret
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):

@@ -14,8 +14,7 @@ from contextlib import suppress
 READABLE: int = select.POLLIN
 WRITABLE: int = select.POLLOUT
 
-Callback = Callable[[int], None]
-"""Called with the events as bits: `READABLE`, `WRITABLE`, others for hang-up and error."""
+Callback = Callable[[int], None]  # called with events as bits: `READABLE`, `WRITABLE`, others
 
 
 class Poller:

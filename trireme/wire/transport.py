@@ -151,8 +151,7 @@ class Transport:
     memory: LocalMemory | None = None
 
 
-TRANSPORTS = Plugins("trireme.transports", "transport", Transport)
-"""Every installed transport, by its scheme."""
+TRANSPORTS = Plugins("trireme.transports", "transport", Transport)  # by scheme
 
 
 def local_memory() -> LocalMemory | None:

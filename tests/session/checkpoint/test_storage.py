@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import trireme
 from trireme.errors import CheckpointError, CheckpointLockLost, ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
-from trireme.monitor.records import UNSAVED, read_starts
+from trireme.monitor.recording import UNSAVED
 from trireme.session.checkpoint import CheckpointData, list_checkpoints, load, step_of
 from trireme.session.checkpoint.run_lock import WRITERS, LocalLock, writer_here
 from trireme.session.checkpoint.storage import Storage
@@ -95,8 +95,10 @@ def test_the_alarm_is_in_the_status_and_the_report_until_a_save_succeeds(
 ) -> None:
     Disk(monkeypatch, lambda step: step in (2, 3))
     monkeypatch.setattr("trireme.session.worker.recorder._REPORT_SECONDS", 0.0)
-    monkeypatch.setattr("trireme.monitor.records._FIRST_SECONDS", 0.0)
-    monkeypatch.setattr("trireme.monitor.records._SHARE", 0.0)
+    from trireme.records.records import read_starts
+
+    monkeypatch.setattr("trireme.records.records._FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("trireme.records.records._SHARE", 0.0)
     train(session(tmp_path))
     (start,) = read_starts(tmp_path)
     alarms = [str(record.status.get(UNSAVED, "")) for record in start.records]

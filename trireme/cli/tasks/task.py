@@ -26,6 +26,7 @@ from trireme.launch.process_setup.resources import (
     keep_freed_memory,
     take_turns,
 )
+from trireme.monitor.recording import recording_of
 from trireme.printable import printable
 
 if TYPE_CHECKING:
@@ -64,8 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     return run_task(task, program, Start(LauncherPipe(task.descriptors["launcher"])))
 
 
-Serve = Callable[[TaskConfig, Start], "JobOver | None"]
-"""Serves a task that is no worker to its end."""
+Serve = Callable[[TaskConfig, Start], "JobOver | None"]  # serves what is no worker to its end
 
 
 def run_task(
@@ -147,11 +147,5 @@ def _recorder(task: TaskConfig) -> Callable[[float, dict[str, float | str], bool
     """Returns the function that writes a server's reports to its records, if it has records."""
     if task.records is None:
         return lambda now, status, last: None
-    from trireme.monitor.records import Record, RecordWriter, begin_here
-
-    writer = RecordWriter(Path(task.records), begin_here(task.name, task.job, None))
-
-    def record(now: float, status: dict[str, float | str], last: bool) -> None:
-        writer.write(Record(time=now, status=status), due=last)
-
-    return record
+    recording = recording_of(Path(task.records), task.name, task.job)
+    return lambda now, status, last: recording.write(now, status, {}, last=last)

@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trireme.graph.drawing.picture import OPERATOR, Module, Node, Picture, Totals
-from trireme.monitor.numbers import size
-from trireme.printable import counted
+from trireme.printable import counted, size
 
 WIDTH = 100  # the width of tables: the longest text of the first column is shortened to fit
 

@@ -21,8 +21,7 @@ from trireme.errors import ConfigurationError
 from trireme.launch.config.task_config import TaskConfig
 
 SECRET_VARIABLE = "TRIREME_SECRET"
-SECRET_FILE = "job.secret"
-"""The file with a job's secret, in its run directory or beside its certificates."""
+SECRET_FILE = "job.secret"  # with a job's secret, in its run directory or beside its certificates
 
 MARK = "trireme secret"
 _SECRET_BYTES = 1 << 16  # more than a secret and the certificates have

@@ -17,8 +17,7 @@ import traceback
 from contextlib import suppress
 from typing import NoReturn
 
-_UNWRITTEN = 120
-"""The exit status with which Python reports that standard output could not be written."""
+_UNWRITTEN = 120  # Python's exit status where standard output could not be written
 
 
 def leave(status: int) -> NoReturn:

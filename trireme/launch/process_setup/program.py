@@ -165,8 +165,7 @@ def _location(frames: TracebackType | None) -> str:
     return f"{os.path.basename(places[0][0])}:{lines[-1]}" if lines else ""
 
 
-FAILED: list[BaseException] = []
-"""The exceptions that ended the program of this process, for functions that run at exit."""
+FAILED: list[BaseException] = []  # what ended this process's program
 
 EXPLAIN: list[Callable[[BaseException | None], BaseException | None]] = []
 """Functions that return the error behind one that has ended this program; None if it says all.

@@ -48,8 +48,7 @@ from trireme.ps.results import decided
 from trireme.wire.handshake import Identity
 from trireme.wire.message import Message
 
-BACK_OFF = 0.02
-"""Seconds before a request that met another view, or a server out of reach, is sent again."""
+BACK_OFF = 0.02  # seconds until a request that met another view or no server is sent again
 
 _HURRIED_SECONDS = 3.0
 _SILENT_BACK_OFF = 0.5  # seconds; nothing answers at once where a cable is out

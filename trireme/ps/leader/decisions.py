@@ -17,8 +17,7 @@ import msgspec
 from trireme.ps.messages import FromServer, Pairs
 from trireme.wire.message import Number
 
-PushId = tuple[Number, Number, Number]
-"""A push: its worker, that worker's incarnation, and the push's sequence."""
+PushId = tuple[Number, Number, Number]  # its worker, that one's incarnation, its sequence
 
 Pushes = Annotated[tuple[PushId, ...], msgspec.Meta(max_length=1 << 16)]
 

@@ -290,9 +290,6 @@ def needed_for(rule: Rule, live: Collection[int]) -> int:
 
 
 def clip_factor(square: float, limit: float) -> float:
-    """Returns what to multiply a gradient by so that its norm is at most `limit`.
-
-    The same as `torch.nn.utils.clip_grad_norm_`.
-    """
+    """Returns the factor by which `torch.nn.utils.clip_grad_norm_` multiplies a gradient."""
     norm = math.sqrt(square) if square >= 0 else math.nan
     return min(1.0, limit / (norm + 1e-6)) if math.isfinite(norm) else math.nan

@@ -48,11 +48,7 @@ class Dispatcher(Generic[_S]):
         self._newest: dict[Identity, int] = {}
 
     def speaks(self, link: _S, shard: int) -> list[FromServer]:
-        """Notes that a connection is to the primary of another shard.
-
-        Returns:
-            The messages to send again; see `last_sent`.
-        """
+        """Takes a connection to another shard's primary; returns what to send again."""
         self.speakers[shard] = link
         return self.last_sent(shard)
 

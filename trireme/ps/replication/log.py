@@ -34,11 +34,9 @@ from trireme.ps.shard.instructions import Instruction, Reply
 from trireme.ps.shard.participants import Participant
 from trireme.wire.message import Catalog, Message
 
-WINDOW_BYTES = 1 << 27
-"""How many bytes of entries are under way to one replica, at most; or one entry."""
+WINDOW_BYTES = 1 << 27  # of entries under way to one replica, at most; or one entry
 
-BACKLOG_BYTES = 1 << 30
-"""With so many bytes of entries that a joining replica lacks, the primary waits for it."""
+BACKLOG_BYTES = 1 << 30  # where a joining replica lacks as many bytes, the primary waits for it
 
 _CONNECT_SECONDS = 1.0  # in which a joining replica has connected before it lacks so much
 _CLOSE_BYTES = 1 << 24  # that are missing to a joining replica which is nearly there

@@ -112,8 +112,7 @@ class Borrows(FromServer, frozen=True, array_like=True):
     memories: tuple[Number, ...]
 
 
-OPENERS = (ConnectToShard, ConnectToLeader, FollowPrimary)
-"""The messages that a connection may begin with."""
+OPENERS = (ConnectToShard, ConnectToLeader, FollowPrimary)  # the first of a connection
 
 _KINDS = [
     kind
@@ -125,5 +124,4 @@ PS_MESSAGES: tuple[type[Message], ...] = (
     *(kind for kind in _KINDS if kind.kind),  # the base classes have none
     *(*OPENERS, Pulse, Fill, FillExtra, Replicate, Replicated, Borrows),
 )
-PS_CATALOG = Catalog(PS_MESSAGES)
-"""The catalog of all messages that a connection to a parameter server may carry."""
+PS_CATALOG = Catalog(PS_MESSAGES)  # all that a connection to a parameter server may carry

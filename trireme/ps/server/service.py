@@ -40,8 +40,7 @@ _ALONE_SECONDS = 5.0  # without a coordinator, until a server that is asked to e
 
 _log = logging.getLogger(__name__)
 
-Recording = Callable[[Report, bool], object]
-"""Takes a server's status, by name, and whether it is the last one."""
+Recording = Callable[[Report, bool], object]  # takes a status, and whether it is the last
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,7 @@ from trireme.ps.shard.state import ShardState
 from trireme.ps.shard.values.gradient_sums import Total
 from trireme.ps.shard.values.parameters import ValuesFactory
 
-_Change = tuple[Total | None, Extra]
-"""An update of the values, None for none, and updates of extra values."""
+_Change = tuple[Total | None, Extra]  # of the values, None for none, and of extra values
 
 
 class Updates:

@@ -72,10 +72,7 @@ class Follower:
             self.proposed = ()
 
     def _forget_undecided(self) -> None:
-        """Drops the pushes that the leader, which has taken their view, has not decided to apply.
-
-        It never will.
-        """
+        """Drops pushes that the leader, which has taken their view, will never decide to apply."""
         out = [push for push, view in self._out.items() if view <= self._leader_view]
         if out:
             decided = {push for each in self.decided for push in _pushes_of(each)}

@@ -78,10 +78,7 @@ def _ids(members: Sequence[Pending]) -> tuple[PushId, ...]:
 
 
 def absent_in(members: Sequence[Pending]) -> tuple[int, ...]:
-    """Returns the parameters of which none of the updates has a gradient.
-
-    Updates of weight 0 are left out.
-    """
+    """Returns the parameters of which no update has a gradient, those of weight 0 left out."""
     absent = [pending.push.absent for pending in members if pending.push.weight > 0]
     if not absent or not all(absent):
         return ()

@@ -26,8 +26,7 @@ from trireme.session.model.extension import TrainedExtension
 if TYPE_CHECKING:
     from trireme.session.model.process_group import ProcessGroup
 
-FirstState: TypeAlias = Callable[[], ModelState | None]
-"""Returns a job's first state in the chief, and None in other workers."""
+FirstState: TypeAlias = Callable[[], ModelState | None]  # None but in the chief
 
 
 class Backend(ABC):

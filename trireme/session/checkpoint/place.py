@@ -33,17 +33,13 @@ from trireme.session.checkpoint.manifest import CHECKPOINTS, in_order, order_of
 from trireme.session.checkpoint.run_lock import LocalLock, RunLock, Writer
 from trireme.session.checkpoint.tensors import WriteFile, write_file
 
-Fill = Callable[[Location, WriteFile], None]
-"""Writes all files of a checkpoint into a directory, by the function that it is given."""
+Fill = Callable[[Location, WriteFile], None]  # writes all files of a checkpoint
 
 _HIDDEN = re.compile(r"\.(saving-|removing-)(.+?)(\.[0-9a-f]{8})?")
 
 
 class Place(ABC):
-    """Where a run's checkpoints live.
-
-    A checkpoint appears whole or not at all, and once published it does not change.
-    """
+    """Where a run's checkpoints live. One appears whole or not at all, and never changes then."""
 
     run_dir: Location
     lock: RunLock
@@ -144,8 +140,7 @@ def _local(path: Location) -> Path:
     return path
 
 
-RunDir = str | Location | Place
-"""What functions take for a run directory: a path, a URL such as `s3://bucket/run`, or a place."""
+RunDir = str | Location | Place  # a path, a URL such as `s3://bucket/run`, or a place
 
 
 def place_of(run_dir: RunDir) -> Place:

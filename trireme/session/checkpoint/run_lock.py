@@ -37,8 +37,7 @@ from trireme.location import Location
 
 WRITERS = "writers"
 
-LAST_NUMBER = 999_999_999
-"""The largest number of an entry: names of checkpoints have nine digits for it."""
+LAST_NUMBER = 999_999_999  # of an entry: names of checkpoints have nine digits for it
 
 _FILE = "writer.json"
 _DYING_SECONDS = 5.0

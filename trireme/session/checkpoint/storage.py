@@ -19,8 +19,7 @@ from trireme.session.checkpoint.saver import RETRY_SECONDS, Saver, Schedule, Sea
 from trireme.session.observers.progress import Progress
 from trireme.session.settings import Settings
 
-LAST_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 29.0)
-"""The seconds that the last save of a run waits before each further attempt: a minute in all."""
+LAST_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 29.0)  # seconds before each further last save
 
 _SAVE_SECONDS = 600.0
 

@@ -8,8 +8,7 @@ from typing import Any
 from trireme.data.batch import Batch
 from trireme.ps.messages import Span
 
-_Handed = tuple[str, tuple[tuple[int, int], ...]]
-"""A batch that was handed out: the name of its data set, and its positions."""
+_Handed = tuple[str, tuple[tuple[int, int], ...]]  # a data set's name, and positions
 
 
 def _of(batch: Batch) -> _Handed:

@@ -6,10 +6,7 @@ from collections.abc import Callable
 
 
 class Reducer:
-    """Averages the gradients of all replicas; this class is the reducer of a single replica.
-
-    Its gradient is the mean already.
-    """
+    """Averages the gradients of all replicas; this class that of one, which is the mean already."""
 
     def scale_factor(self, examples: float) -> Callable[[], float]:
         """Starts to exchange the numbers of examples of all replicas."""

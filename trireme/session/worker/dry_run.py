@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from trireme.cluster.placement import first_division
 from trireme.cluster.spec import task_name
-from trireme.monitor.numbers import size
-from trireme.printable import counted
+from trireme.printable import counted, size
 from trireme.ps.optimizers import members
 from trireme.session.model.training_setup import TrainingSetup
 

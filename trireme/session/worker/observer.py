@@ -81,8 +81,7 @@ class ObserverType:
     open: str
 
 
-OBSERVERS = Plugins("trireme.observers", "observer", ObserverType)
-"""Every installed one."""
+OBSERVERS = Plugins("trireme.observers", "observer", ObserverType)  # every installed one
 
 
 def observers_of(worker: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import psutil
 
 from trireme.cluster.messages import MAX_LINE
 from trireme.monitor.exporter import expose
-from trireme.monitor.records import UNSAVED, Record, RecordWriter, begin_here, records_directory
+from trireme.monitor.recording import UNSAVED, Recording, recording_of, records_directory
 from trireme.plugins import not_installed
 from trireme.ps.messages import Applied, Verdict
 from trireme.session.observers.progress import pace_text
@@ -30,8 +30,7 @@ _REPORT_SECONDS = 0.5
 _SILENCE_SECONDS = 30.0  # where steps are slow, one is shown after so long
 
 _GAUGES = ("global_step", "loss", "examples_per_second", "memory_bytes")
-_COUNTERS = ("examples", "staleness", "bytes_pushed", "bytes_pulled")
-"""The numbers of a worker's status, and its sums, that are scraped too."""
+_COUNTERS = ("examples", "staleness", "bytes_pushed", "bytes_pulled")  # the sums that are scraped
 
 
 class Means:
@@ -84,11 +83,10 @@ class Recorder:
         self.observer: Callable[[str, float, float], object] | None = None
         self._means = Means(self.began)
         self._process = psutil.Process()
-        self._journal: RecordWriter | None = None
+        self._journal: Recording | None = None
         if task.records is not None or settings.run_dir is not None:
             records = task.records or records_directory(Path(settings.run_dir or "."))
-            begun = begin_here(task.name, task.job, settings.run_dir)
-            self._journal = RecordWriter(Path(records), begun)
+            self._journal = recording_of(Path(records), task.name, task.job, settings.run_dir)
         if "curves" not in worker.observers and settings.run_dir is not None:
             worker.warn_as_chief(
                 not_installed("TensorBoard, to which curves are written,", "dashboards")
@@ -229,8 +227,7 @@ class Recorder:
         worker.lifecycle.report(status)
         if self._journal is not None:
             status = {"state": worker.lifecycle.state, **status}
-            record = Record(time=time.time(), status=status, seconds=dict(self.seconds))
-            self._journal.write(record, due=last)
+            self._journal.write(time.time(), status, self.seconds, last=last)
 
     def log(self, values: Mapping[str, float | Tensor], run: str, step: int | None = None) -> None:
         """Records numbers at a global step; None for the present one."""

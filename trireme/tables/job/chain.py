@@ -15,14 +15,12 @@ import torch
 
 from trireme.errors import CheckpointError
 
-ROWS = ("keys", "rows", "states", "steps", "touches")
-"""The arrays of keys with rows."""
+ROWS = ("keys", "rows", "states", "steps", "touches")  # the arrays of keys with rows
 
 WAITING = ("waiting_keys", "waiting_steps", "waiting_touches")
 """The arrays of keys that wait for a row."""
 
-FIELDS = (*ROWS, *WAITING)
-"""The arrays of a table in a snapshot and in a checkpoint."""
+FIELDS = (*ROWS, *WAITING)  # the arrays of a table in a snapshot and in a checkpoint
 
 DROPPED = "dropped_keys"
 """A further array where there are changes only: keys that are dropped before rows are set."""

@@ -18,8 +18,7 @@ from trireme.tables.table_spec import Add, TableSpec
 
 Array = npt.NDArray[Any]
 
-_BLOCK = 1024
-"""A vector lies in rows of so many elements, at most."""
+_BLOCK = 1024  # A vector lies in rows of so many elements, at most
 
 
 DType = npt.DTypeLike | torch.dtype

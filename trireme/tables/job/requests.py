@@ -21,8 +21,7 @@ from trireme.tables.keys import SLOTS, Counts, Keys, split, sum_rows, unique
 from trireme.tables.table_spec import Add, TableSpec
 from trireme.wire.message import Index, Limits
 
-Rows = npt.NDArray[Any]
-"""Rows of a table, of its dtype and of shape (n, width)."""
+Rows = npt.NDArray[Any]  # rows of a table, of its dtype and of shape (n, width)
 
 _MOST_BYTES = Limits().metadata - (1 << 24)
 """How many bytes of rows a message may carry; the rest is for what else it says."""

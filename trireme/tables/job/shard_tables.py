@@ -32,8 +32,7 @@ those who wait for the primary wait for one piece, a few milliseconds."""
 _SWEEPS = 8
 """Unused rows are looked for so many times within `drop_after` steps: it takes a pass over all."""
 
-_SHOWN = 100
-"""So many tables have numbers in a status: a heartbeat has room for a few thousand."""
+_SHOWN = 100  # so many tables have numbers in a status: a heartbeat has room for a few thousand
 
 
 class ShardTables(HeldExtension):

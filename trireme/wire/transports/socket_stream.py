@@ -18,8 +18,7 @@ IOV_MAX = os.sysconf("SC_IOV_MAX")  # how many buffers the system takes in one c
 
 _NETWORK_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
-BUFFER_BYTES = 4 << 20
-"""The requested size of a socket's send and receive buffers; the system may grant less."""
+BUFFER_BYTES = 4 << 20  # of a socket, as requested; the system may grant less
 
 
 class SocketStream(Stream):

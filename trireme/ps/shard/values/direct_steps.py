@@ -43,8 +43,7 @@ class DirectStepsType:
     open: Callable[..., DirectSteps]  # the function (name, *, wide); see `direct_steps`
 
 
-KERNELS = Plugins("trireme.kernels", "kind of kernels", DirectStepsType)
-"""What makes such steps, by the name `fused`."""
+KERNELS = Plugins("trireme.kernels", "kind of kernels", DirectStepsType)  # `fused` is used
 
 
 def direct_steps(name: str, *, wide: bool) -> DirectSteps:

@@ -91,5 +91,4 @@ class Values:
         fill(self.buffer, self._parts, tensors, "values")
 
 
-ValuesFactory = Callable[[Layout, int, OptimizerSpec, Rule], Values]
-"""Makes a shard's values; as `Values`."""
+ValuesFactory = Callable[[Layout, int, OptimizerSpec, Rule], Values]  # makes a shard's values

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import pytest
 
-from trireme.monitor.records import Begin, Record, RecordWriter, read_starts
+from trireme.records.records import Begin, Record, RecordWriter, read_starts
 
 BEGIN = Begin(task="worker:0", job="job", time=1000.0, host="here", pid=1)
 
@@ -47,7 +47,7 @@ class Disk:
         def opened(*args: Any, **options: Any) -> Any:
             return File(FileIO(*args, **options))
 
-        monkeypatch.setattr("trireme.monitor.records.FileIO", opened)
+        monkeypatch.setattr("trireme.records.records.FileIO", opened)
 
 
 def test_records_survive_a_full_disk(

@@ -25,14 +25,10 @@ import msgspec
 
 from trireme.cluster.messages import StatusValue
 from trireme.files import open_at_once
+from trireme.monitor.recording import records_directory
 from trireme.version import __version__
 
 _log = logging.getLogger(__name__)
-
-UNSAVED = "unsaved"  # the field of a worker's status that says why its last checkpoint is not saved
-
-CORRUPTED = "corrupted"
-"""The field of a task's status that says which values have changed by themselves."""
 
 _FIRST_SECONDS = 0.5
 _SHARE = 0.001
@@ -66,11 +62,6 @@ class Start(msgspec.Struct):
 
     begin: Begin
     records: list[Record]
-
-
-def records_directory(run_dir: Path) -> Path:
-    """Returns the directory of the records in a run directory."""
-    return run_dir / "records"
 
 
 class RecordWriter:

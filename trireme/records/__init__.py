@@ -1,0 +1,1 @@
+"""Records of tasks in the run directory."""
