@@ -96,11 +96,7 @@ def _passes(
     folder: Path,
     options: Sequence[str],
 ) -> bool:
-    gone = [
-        each
-        for each, about in plugins.items()
-        if each in names or set(names) & set(about.get("needs", ()))
-    ]
+    gone = [each for each in plugins if set(names) & _with_needs(each, plugins)]
     tree, python = folder / "tree", folder / "environment" / "bin" / "python"
     files = [file for each in gone for file in plugins[each]["files"]]
     modules = list(map(_module, files))
