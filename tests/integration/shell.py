@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,7 +140,7 @@ class Shell:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._mark = uuid.uuid4().hex
-        self._shared_before = set(_shared_memory())
+        self._shared_before = _shared_memory()
         kept = {k: v for k, v in os.environ.items() if not k.startswith("TRIREME_")}
         self._environ = {
             **kept,
@@ -216,9 +216,9 @@ class Shell:
 
     def _abandoned(self) -> list[str]:
         """Returns names of shared memory that came up meanwhile and that no process uses."""
-        new = [name for name in _shared_memory() if name not in self._shared_before]
+        new = _shared_memory().items() - self._shared_before.items()
         mapped = set(_mapped()) if new else set()
-        return [name for name in new if name not in mapped]
+        return [name for name, number in new if number not in mapped]
 
     def close(self) -> None:
         """Ends what still runs, so that a failed test does not spoil the next."""
@@ -246,16 +246,22 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-def _shared_memory() -> Iterable[str]:
-    directory = Path("/dev/shm")
-    return [entry.name for entry in directory.iterdir()] if directory.is_dir() else []
+def _shared_memory() -> dict[str, int]:
+    """The numbers of the files of shared memory, by their names."""
+    found = {}
+    for entry in Path("/dev/shm").glob("*"):
+        with suppress(FileNotFoundError):
+            found[entry.name] = entry.stat().st_ino
+    return found
 
 
-def _mapped() -> Iterator[str]:
-    """Names of shared memory that some process of this machine uses."""
+def _mapped() -> Iterator[int]:
+    """The numbers of files of shared memory that some process of this machine uses.
+
+    A semaphore of `multiprocessing` is mapped under another name, which is gone by then.
+    """
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
-                _, found, name = line.partition("/dev/shm/")
-                if found:
-                    yield name.removesuffix(" (deleted)")
+                if "/dev/shm/" in line:
+                    yield int(line.split()[4])

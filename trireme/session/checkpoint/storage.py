@@ -98,7 +98,7 @@ class Storage:
         return self._schedule is not None and self._schedule.due(time.monotonic(), step)
 
     def begun(self, step: int) -> None:
-        """Notes, in the chief, that it saves a step; its successor saves at once."""
+        """Notes, in the chief, that it saves a step; its successor knows when it began itself."""
         if self._schedule is not None:
             self._schedule.saved(time.monotonic(), step)
 
