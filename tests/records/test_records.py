@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 from io import FileIO
@@ -11,6 +12,7 @@ from typing import IO, Any
 
 import pytest
 
+from trireme.errors import ConfigurationError
 from trireme.records.records import Begin, Record, RecordWriter, read_starts
 
 BEGIN = Begin(task="worker:0", job="job", time=1000.0, host="here", pid=1)
@@ -114,3 +116,23 @@ def test_a_pipe_in_the_place_of_its_own_is_not_waited_for(
     os.mkfifo(tmp_path / "worker-0.jsonl")
     RecordWriter(tmp_path, BEGIN).write(record(1))
     assert "worker:0 records nothing for now" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["worker:\u00b2", f"worker:{'9' * 5000}", "worker:", "\u0663"])
+def test_any_name_of_a_task_has_a_place_in_the_order(tmp_path: Path, name: str) -> None:
+    line = {"line": "begin", "task": name, "job": "job", "time": 1.0, "host": "h", "pid": 1}
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "worker-0.jsonl").write_text(json.dumps(line) + "\n")
+    assert [start.begin.task for start in read_starts(tmp_path)] == [name]
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    RecordWriter(tmp_path / "records", BEGIN).write(record(1))
+    monkeypatch.setattr("trireme.records.records.open_regular", denied)
+    with pytest.raises(ConfigurationError, match=r"worker-0.jsonl cannot be read: .*denied"):
+        read_starts(tmp_path)

@@ -24,7 +24,8 @@ from typing import IO
 import msgspec
 
 from trireme.cluster.messages import StatusValue
-from trireme.files import open_at_once
+from trireme.errors import ConfigurationError
+from trireme.files import open_at_once, open_regular
 from trireme.monitor.recording import records_directory
 from trireme.version import __version__
 
@@ -113,11 +114,15 @@ class RecordWriter:
 
 
 def read_starts(run_dir: Path, job: str | None = None) -> list[Start]:
-    """Returns the records of a job, or of the newest, by task and time."""
+    """Returns the records of a job, or of the newest, by task and time.
+
+    Raises:
+        ConfigurationError: a file of records cannot be read.
+    """
     starts = [
         start
         for path in sorted(records_directory(run_dir).glob("*.jsonl"))
-        if path.is_file()  # a pipe would never end
+        if path.is_file()
         for start in _starts_of(path)
     ]
     if job is None and starts:
@@ -160,7 +165,12 @@ def begin_here(task: str, job: str, run_dir: Path | None) -> Begin:
 def _starts_of(path: Path) -> list[Start]:
     decoder = msgspec.json.Decoder(_Line)
     starts: list[Start] = []
-    for line in path.read_bytes().splitlines():
+    try:
+        with open_regular(path) as file:
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"the records {path} cannot be read: {error}") from error
+    for line in lines:
         try:
             item = decoder.decode(line)
         except (msgspec.MsgspecError, UnicodeError):
@@ -175,4 +185,4 @@ def _starts_of(path: Path) -> list[Start]:
 def _order(task: str) -> tuple[bool, str, int]:
     role, _, index = task.partition(":")
     number = index.partition("/")[0]
-    return role != "ps", role, int(number) if number.isdigit() else 0
+    return role != "ps", role, int(number) if number.isdecimal() and len(number) < 10 else 0
