@@ -122,6 +122,46 @@ def test_who_leaves_loses_no_update_and_no_example(shell: Shell) -> None:
     assert consumed(data) == [[0, (steps + together) * BATCH]]
 
 
+EPOCHS = """
+import time
+import torch, trireme
+
+class Examples(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = torch.nn.Parameter(torch.zeros(1200))
+        self.others = torch.nn.Parameter(torch.zeros(500))
+    def forward(self, numbers):
+        time.sleep(0.02)
+        return self.seen[numbers].sum() + self.others.sum()
+
+data = torch.utils.data.TensorDataset(torch.arange(1200), torch.zeros(1200))
+session = trireme.Session(
+    Examples(), lambda outputs, _: -outputs, lambda p: torch.optim.SGD(p, lr=1.0)
+)
+with session:
+    for _ in session.epochs(2):
+        for batch in session.loader(data, batch_size=4):
+            session.step(batch)
+            print("step", session.global_step, flush=True)
+"""
+
+
+@pytest.mark.thorough
+def test_a_worker_with_a_push_under_way_leaves_when_a_server_has_died(shell: Shell) -> None:
+    (shell.directory / "epochs.py").write_text(EPOCHS)
+    words = ("--ps", 3, "--replicas", 2, "--workers", 3, "--prefetch", "--run-dir", "run")
+    running = shell.start("run", *words, "epochs.py")
+    running.until(r"worker:1 \| step \d\d\d")  # whenever it is, a push is under way
+    pids = read_record(shell.directory / "run").pids
+    os.kill(pids["ps:1"], signal.SIGKILL)
+    os.kill(pids["worker:1"], signal.SIGTERM)
+    ended = running.ended()
+    assert ended.status == 0, ended.text
+    model = saved(shell, 600).model
+    assert set(model["seen"].tolist()) == {2.0} and set(model["others"].tolist()) == {600.0}
+
+
 @pytest.mark.thorough
 def test_a_launcher_starts_again_who_leaves(shell: Shell) -> None:
     words = ("run", "--ps", 1, "--workers", 2, "--max-restarts", 1, "--run-dir", "run")

@@ -357,7 +357,7 @@ class Worker:
     def complete(self) -> PushResult | None:
         """Waits for the push that is under way, or exchanges local updates; returns the result."""
         backend, under_way = self.backend, self.push_under_way
-        ended, before = backend.stopping, backend.global_step
+        ended, before, life = backend.stopping, backend.global_step, self.life
         self.push_under_way = False
         self.lifecycle.liveness.excuse = WAITS
         try:
@@ -366,7 +366,9 @@ class Worker:
             result = self.rejoin()
         result = self._decided(result)
         if ended and not backend.stopping:
-            raise rolled_back(before, backend.step, ended=self.task.name)
+            if self.life != life:
+                raise rolled_back(before, backend.step, ended=self.task.name)
+            backend.end()  # this answer is of a server that has taken another one's place
         self.remember()
         return result
 
