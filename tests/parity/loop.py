@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader
 
 import trireme
+from tests.parity.plain import Values
 from tests.parity.spread import BATCH, OPTIMIZERS, STEPS, data_of, loss_of, model_of
 from trireme.errors import ConfigurationError
 from trireme.launch.environment import current_task
@@ -204,6 +205,69 @@ def train_epochs(case: str, rows: int, prepared: bool = False) -> dict[str, Any]
     values = {n: _full(p.detach()).clone().numpy() for n, p in model.named_parameters()}
     made.close()
     return values | {"steps": steps, "seen": seen}
+
+
+def train_accumulating(case: str, size: int, every: int) -> dict[str, Any]:
+    """Makes a step of so many batches that the job deals, in two epochs."""
+    model = model_of(case)
+    made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    seen = 0
+    made.zero_grad()
+    for count, (_, (inputs, targets)) in enumerate(
+        made.epochs(DataLoader(data_of(case), size), 2), 1
+    ):
+        loss_of(model(inputs), targets).backward()
+        seen += len(inputs)
+        if not count % every:
+            made.step()
+            made.zero_grad()
+    steps = made.global_step
+    values = {n: p.detach().clone().numpy() for n, p in model.named_parameters()}
+    made.close()
+    return values | {"steps": steps, "seen": seen}
+
+
+def accumulate_plainly(case: str, size: int, every: int, workers: int) -> Values:
+    """What the workers of `train_accumulating` make together, in one plain PyTorch process."""
+    model = model_of(case)
+    made = OPTIMIZERS["sgd"](model.parameters())
+    inputs, targets = data_of(case).tensors
+    rounds = [range(start, len(inputs), size) for start in range(0, len(inputs), size * workers)]
+    rounds = [each[:workers] for _ in range(2) for each in rounds]
+    for step in range(len(rounds) // every):
+        mean = [torch.zeros_like(p) for p in model.parameters()]
+        examples = 0
+        for worker in range(workers):
+            model.zero_grad()
+            count = 0
+            for starts in rounds[step * every : (step + 1) * every]:
+                if worker < len(starts):
+                    own = slice(starts[worker], starts[worker] + size)
+                    loss_of(model(inputs[own]), targets[own]).backward()
+                    count += len(inputs[own])
+            for sum_, parameter in zip(mean, model.parameters(), strict=True):
+                sum_ += count * parameter.grad  # type: ignore[operator]
+            examples += count
+        for sum_, parameter in zip(mean, model.parameters(), strict=True):
+            parameter.grad = sum_ / examples
+        made.step()
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def train_at_own_rates(case: str) -> str:
+    """Gives each process another rate after the first step; returns how that is refused."""
+    model = model_of(case)
+    made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    inputs, targets = data_of(case)[:BATCH]
+    try:
+        for _ in range(3):
+            made.zero_grad()
+            loss_of(model(inputs), targets).backward()
+            made.step()
+            made.param_groups[0]["lr"] = 0.1 + 0.01 * made.replica
+    except ConfigurationError as error:
+        return str(error)
+    return ""
 
 
 def train_on_the_same(case: str, same: bool) -> list[str]:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.loop import train_counting, train_epochs
+from tests.parity.loop import accumulate_plainly, train_accumulating, train_counting, train_epochs
 from tests.parity.plain import Values, difference
 from tests.parity.spread import BATCH, STEPS
-from tests.parity.test_distribute import CLOSE, WAYS
+from tests.parity.test_distribute import CLOSE, WAYS, tensors
 from tests.process_groups import run_process_group
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -43,6 +43,22 @@ def test_what_the_job_deals_is_trained_on_as_in_one_process(
     for values, counted in ran(way, rows, prepared):
         assert difference(values, wanted) <= CLOSE
         assert counted["steps"] == alone["steps"]
+
+
+@pytest.mark.parametrize("way", ["allreduce", "ps sync"])
+def test_a_step_may_be_of_batches_of_two_epochs(way: str) -> None:
+    """160 examples in batches of 6: one worker has none in the last round of an epoch."""
+    group = run_process_group(WAYS[way], train_accumulating, "MLP", 6, 4)
+    steps, seen = ([each.pop(name) for each in group.values] for name in ("steps", "seen"))
+    if way == "allreduce":
+        wanted = accumulate_plainly("MLP", 6, 4, 2)
+        for values in group.values:
+            assert difference(tensors(values), wanted) <= CLOSE
+        assert steps == [7, 7]
+        assert seen == [164, 168], "12 were stand-ins"
+    else:
+        assert seen == [164, 156], "each once in each epoch"
+        assert steps == [7, 7]
 
 
 @pytest.mark.thorough(but=("ps sync",))

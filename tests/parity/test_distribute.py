@@ -12,6 +12,7 @@ import torch
 import trireme
 from tests.parity.loop import (
     feed_another_batch,
+    train_at_own_rates,
     train_loop,
     train_plain_loop,
     train_too_long,
@@ -135,6 +136,12 @@ def test_who_holds_one_replica_must_feed_one_batch() -> None:
         run_process_group(WAYS["tensor"], feed_another_batch, "MLP").values
     ):
         assert f"rank {rank} and rank {1 - rank} hold one replica together" in told
+
+
+@pytest.mark.parametrize("way", ["allreduce", "fsdp"])
+def test_who_sets_another_rate_than_the_others_is_refused(way: str) -> None:
+    said = run_process_group(WAYS[way], train_at_own_rates, "MLP").values
+    assert all("with other settings of the optimizer, here lr 0.1" in each for each in said), said
 
 
 def test_a_pipeline_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

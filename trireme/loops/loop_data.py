@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, nullcontext
 from itertools import islice
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from trireme.data.batch import Batch
@@ -33,7 +34,8 @@ class LoopData:
 
     def epochs(self, loader: DataLoader[Any], count: int, name: str) -> Iterator[tuple[int, Any]]:
         request = _request(loader)
-        for epoch in self._feed.epochs(count, name):
+        # A step may be of batches of two epochs, where a program accumulates gradients.
+        for epoch in self._feed.epochs(count, name, leaves_out_from=count - 1):
             for batch in self._batches(request, name):
                 yield epoch, batch.data
 
@@ -41,7 +43,7 @@ class LoopData:
         request = _request(loader)
         count = sys.maxsize if epochs is None else epochs
         # A library may ask for a batch before it has made the step of the last one.
-        epochs_left = self._feed.epochs(count, name, leaves_out=False)
+        epochs_left = self._feed.epochs(count, name, leaves_out_from=count)
 
         def epoch() -> Iterator[Any]:
             if next(epochs_left, None) is not None:
@@ -61,7 +63,20 @@ class LoopData:
         with closing(batches):
             for batch in batches:
                 self._handed = (self._handed or 0) + len(batch) * bool(batch.spans)
-                yield batch
+                with nullcontext() if batch.spans else self._without_gradients():
+                    yield batch
+
+    @contextmanager
+    def _without_gradients(self) -> Iterator[None]:
+        """Adds nothing to gradients, which the program may accumulate over batches that count."""
+        parameters = self._worker.setup.trained.parameters.values()
+        trained = (p for p in parameters if p.requires_grad)
+        hooks = [p.register_hook(torch.zeros_like) for p in trained]  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     @property
     def deals(self) -> bool:

@@ -55,15 +55,13 @@ class DataFeed:
         self._warned: set[str] = set()  # the data sets of which examples were left out
         self._loader: SpanLoader | None = None  # the one that is being iterated over
         self._ahead: Lookahead | None = None  # its batches
-        # The last one that was iterated over, by the name of its data set.
-        self._latest: dict[str, tuple[SpanLoader, Dealer]] = {}
-        # Positions that were leased and not handed out, by the data set's name and size.
-        self._left_over: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self._latest: dict[str, tuple[SpanLoader, Dealer]] = {}  # iterated over, by data set
+        self._left_over: dict[tuple[str, int], list[tuple[int, int]]] = {}  # leased, not handed out
 
-    def epochs(self, count: int, name: str, *, leaves_out: bool = True) -> Iterator[int]:
+    def epochs(self, count: int, name: str, *, leaves_out_from: int = 0) -> Iterator[int]:
         """Iterates over the epochs that are not finished; see `Session.epochs`.
 
-        Without `leaves_out` the step of a batch may come after its epoch.
+        In those before `leaves_out_from` the step of a batch may come after its epoch.
         """
         count = check_whole("epochs", count, least=0)
         if self._epoch is not None:
@@ -74,7 +72,7 @@ class DataFeed:
         for epoch in range(first, count):
             if self._asked_to_stop():
                 return
-            self._epoch = _Epoch(epoch, epoch + 1 == count, leaves_out)
+            self._epoch = _Epoch(epoch, epoch + 1 == count, epoch >= leaves_out_from)
             self._seeding.epoch(epoch)
             try:
                 yield epoch
@@ -82,8 +80,7 @@ class DataFeed:
                 self._epoch = None
 
     def _asked_to_stop(self) -> bool:
-        worker = self._worker
-        return worker.last_iteration.asked(worker.backend.stopping)
+        return self._worker.last_iteration.asked(self._worker.backend.stopping)
 
     def batches(
         self,
@@ -177,7 +174,7 @@ class DataFeed:
         if self._asked_to_stop():
             self._finish()
             return
-        within, loop = self._epoch, self._handed.begin()
+        within, loop, over = self._epoch, self._handed.begin(dealer.name), False
         dealer.begin()
         again, dropped = self._handed.take_back(dealer.name)
         dealer.left += [*again, *self._left_over.pop(key, [])]
@@ -201,7 +198,7 @@ class DataFeed:
                     with worker.lifecycle.liveness.loading():
                         batch = next(batches, None)
                     if batch is None and loader.pause():
-                        batch = self._without_examples(loader, dealer)
+                        batch = self._without_examples(loader, dealer, loop)
                         batches = self._ahead = Lookahead(iter(loader))
                         if batch is None:
                             continue
@@ -212,6 +209,7 @@ class DataFeed:
                         if not dealer.until or not self._more(dealer, patient=waits):
                             if within is not None and not worker.backend.stopping:
                                 self._idle.end_epoch()
+                            over = True
                             break
                         batches = self._ahead = Lookahead(iter(loader))
                         continue
@@ -236,21 +234,24 @@ class DataFeed:
             left = self._left_over.setdefault(key, [])
             left += [*batches.spans, *loader.discard(), *dealer.left]
             dealer.left.clear()
-            self._handed.leave(loop)
+            self._handed.leave(loop, over=over)
         if worker.backend.stopping:
             self._finish()
         worker.passed = within is None
 
-    def _without_examples(self, loader: SpanLoader, dealer: Dealer) -> Batch | None:
+    def _without_examples(self, loader: SpanLoader, dealer: Dealer, loop: int) -> Batch | None:
         """Takes part in the steps for which the ledger has no examples for this worker.
 
-        Where other processes compute with this one, it returns a batch that does not count.
+        Where other processes compute with this one, it returns a batch that does not count. A
+        worker that holds examples takes part by the step that the program makes of them.
         """
         if self._worker.backend.group is not None:
             batch = loader.stand_in()
             batch.epoch = self._last_epoch
             return batch
-        while not self._worker.backend.stopping:
+        if self._epoch is None or self._epoch.leaves_out:  # others may wait for what is held
+            dealer.leave_out(self._handed.leave_out(loop))
+        while not self._worker.backend.stopping and self._handed.may_wait(loop):
             leased = dealer.ask(0)
             if leased.finished:  # the others have left out theirs, and are in the next epoch
                 break

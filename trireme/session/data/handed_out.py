@@ -23,7 +23,8 @@ class HandedOut:
     """The positions of the batches that loaders hand out, until an update finishes them.
 
     What a program leaves out (`continue`) finishes with the next update from the same data set;
-    what it was handed before it left its loop (`break`) is dealt to it once more.
+    what it was handed before it left its loop (`break`) is dealt to it once more. What is not
+    finished of a loop that has come to its end belongs to the next one over the same data set.
     """
 
     def __init__(self) -> None:
@@ -31,12 +32,15 @@ class HandedOut:
         self._loops = 0
         self._open: set[int] = set()  # loops that go on
         self._ended: set[int] = set()  # loops that were left
+        self._over: set[int] = set()  # loops that have come to their end
         self._left_out: dict[_Handed, None] = {}  # since the last call of `left_out`
         self._dealt_again: set[_Handed] = set()
 
-    def begin(self) -> int:
+    def begin(self, dataset: str) -> int:
         self._loops += 1
         self._open.add(self._loops)
+        over = (b for b, its in self._batches.items() if its in self._over and b[0] == dataset)
+        self._batches |= dict.fromkeys(over, self._loops)
         return self._loops
 
     def add(self, batch: Batch, loop: int) -> None:
@@ -73,10 +77,10 @@ class HandedOut:
         same = [each for each in self._batches if each[0] == own[0]]
         return same[: same.index(own) + 1]
 
-    def leave(self, loop: int) -> None:
+    def leave(self, loop: int, *, over: bool) -> None:
         """Notes that a program has left a loop with the batches that it was handed last."""
         self._open.remove(loop)
-        self._ended = {*self._ended, loop}.intersection(self._batches.values())
+        (self._over if over else self._ended).add(loop)
 
     def may_wait(self, loop: int) -> bool:
         """Returns whether a loop may wait for others, who may wait for what this worker holds.
