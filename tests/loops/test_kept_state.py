@@ -44,6 +44,23 @@ def test_a_state_comes_back_with_the_checkpoint(tmp_path: Path) -> None:
     optimizer.close()
 
 
+def test_a_schedule_that_is_kept_brings_its_rates(tmp_path: Path) -> None:
+    rates = []
+    for _ in range(2):
+        model, optimizer = make(tmp_path)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        optimizer.keep("schedule", schedule)
+        rates.append(optimizer.param_groups[0]["lr"])
+        for _ in range(3):
+            step(model, optimizer)
+            schedule.step(1.0)
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.close()
+    first, then, again, last = rates
+    assert then == pytest.approx(first / 100) and again == pytest.approx(then)
+    assert last < again
+
+
 def test_states_hold_what_those_of_torch_hold() -> None:
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     adam = torch.optim.Adam([weight], lr=0.1)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import msgspec
 import torch
 from safetensors.torch import load, save
+from torch.optim.lr_scheduler import LRScheduler
 
 from trireme.errors import ConfigurationError
 from trireme.session.worker.worker import Worker
@@ -52,6 +53,10 @@ class KeptState:
             return False
         _, state = max(map(decoded, found), key=lambda each: each[0])
         held.load_state_dict(state)
+        if isinstance(held, LRScheduler):  # in PyTorch the optimizer's state has the rates
+            for values, rate in zip(held.optimizer.param_groups, held.get_last_lr(), strict=True):
+                before, now = values["lr"], float(rate)
+                values["lr"] = torch.full_like(before, now) if torch.is_tensor(before) else now
         return True
 
     def _everything(self) -> dict[str, str]:

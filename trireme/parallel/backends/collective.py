@@ -8,6 +8,7 @@ the same ledger.
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -172,7 +173,7 @@ class Collective(Local):
         stop, _, _, *numbers = totals
         if not stop and self._writes is not None:  # one that has ended writes nothing any more
             self._writes.agree(numbers[:4], self.group.size, self.group.total)
-        count, digests, squares = numbers[4:]
+        count, digests, squares, *settings = numbers[4:]
         if count and (count < self.group.size or digests**2 != squares * count):
             raise ConfigurationError(
                 f"{count:.0f} of {self.group.size} processes have given their optimizer other "
@@ -180,12 +181,33 @@ class Collective(Local):
                 "ones with the same values: do so in every process, at the same step, and seed "
                 "torch before new layers are built"
             )
+        steps, digests, squares = settings
+        if digests**2 != squares * steps:
+            raise ConfigurationError(
+                f"rank {self.group.rank} and others step with other settings of the optimizer, "
+                f"here {self._present}: their values would drift apart. Who sets them by a loss of "
+                "its own, as ReduceLROnPlateau does, must do so by one that all processes share"
+            )
+
+    def _settings(self) -> list[float]:
+        """Returns votes: whether this process makes a step, and a digest of the settings."""
+        if self._writes is None:
+            return [0.0] * 3
+        kinds = int, float, tuple
+        self._present = ", ".join(
+            f"{name} {value}"
+            for group in self._optimizer.param_groups
+            for name, value in group.items()
+            if isinstance(value, kinds)
+        )
+        short = float(zlib.crc32(self._present.encode()) & 0xFFFFFF)
+        return [1.0, short, short**2]
 
     def begin_step(self) -> None:
         self._watch.step_began(self.step)
         votes = self._wants_stop, self.wants_save, self.interrupted
         written = [0.0] * 4 if self._writes is None else self._writes.votes()
-        self.group.votes = [*map(float, votes), *written, *self._grown]
+        self.group.votes = [*map(float, votes), *written, *self._grown, *self._settings()]
         self._grown = (0.0, 0.0, 0.0)
         self._agree(_Action.STEP)
 
