@@ -255,17 +255,13 @@ class InvariantChecker:
     def _check_last_step(self, accounts: Sequence[Account]) -> None:
         """All shards must end at the job's last step.
 
-        Unless staleness is bounded: then what a worker had begun that is lost, or leaves before the
-        others, is not made good for. A job that is asked to stop ends with the round that is open,
-        however many steps that makes.
+        A job that is asked to stop ends with the round that is open, however many steps that makes.
         """
         steps = [account.step for account in accounts]
-        stay = not (self.lost or self.counts["dismissed"])
-        exact = self._rule.synchronous or self._rule.staleness is None or stay
         asked = self._rule.max_steps is None or len(self.ends) > 1
         most = self._rule.period - 1 if asked else 0
         ends = {end for end in self.ends if 0 <= steps[0] - end <= most} or not self.ends
-        if len(set(steps)) > 1 or (exact and not ends):
+        if len(set(steps)) > 1 or not ends:
             raise Violation(f"the job ended at steps {steps}; it should at {self.ends}")
 
     def _check_batches(self, life: int, accounts: Sequence[Account]) -> None:

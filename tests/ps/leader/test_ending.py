@@ -112,7 +112,6 @@ def test_an_update_of_several_steps_counts_for_as_many() -> None:
 
 def test_who_would_be_too_many_waits_for_those_under_way() -> None:
     end = ending(5)
-    end.patient = True
     end.grant(0, 3)
     assert not end.undecided(1, 3), "it is the second of two"
     end.grant(1, 3)
@@ -124,10 +123,10 @@ def test_who_would_be_too_many_waits_for_those_under_way() -> None:
     assert not end.undecided(2, 3)
 
 
-@pytest.mark.parametrize(("patient", "last"), [(False, 5), (True, None)])
-def test_nobody_waits_where_nothing_is_to_be_waited_for(patient: bool, last: int | None) -> None:
+@pytest.mark.parametrize(("synchronous", "last"), [(True, 5), (False, None)])
+def test_nobody_waits_where_nothing_is_waited_for(synchronous: bool, last: int | None) -> None:
     end = ending(last)
-    end.patient = patient
+    end.synchronous = synchronous
     end.grant(0, 4)
     assert not end.undecided(1, 4)
 

@@ -276,7 +276,7 @@ def test_who_waits_at_the_end_is_answered_where_it_asked() -> None:
         (Rule(max_steps=3), 1, True),
         (Rule(max_steps=3), 2, True),
         (Rule(max_steps=3, staleness=4), 1, True),
-        (Rule(max_steps=3, staleness=4), 2, False),
+        (Rule(max_steps=3, staleness=4), 2, True),
         (Rule(max_steps=3, aggregate=0, staleness=0), 1, False),
     ],
 )

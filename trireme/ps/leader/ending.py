@@ -13,9 +13,6 @@ class Ending:
     decided, as another must be made if one of them is lost with its worker. In synchronous rounds
     all updates under way make one step.
 
-    Nobody waits under a staleness bound on several shards: one shard could hold back a worker for
-    the sake of another, which waits at the next shard for the first.
-
     Where updates are deltas of several steps, each of those under way counts for as many as it may
     bring. Asynchronous, the last may then go beyond the last step, by less than one delta's.
     """
@@ -23,20 +20,18 @@ class Ending:
     def __init__(self) -> None:
         self.last: int | None = None  # the job's last step; None where it has none yet
         self.synchronous = False  # whether updates make rounds
-        self.patient = False  # whether a worker waits whose update could be one too many
         self.period = 1  # how many steps an update may make
         self.under_way: set[int] = set()  # the workers that compute an update now
 
-    def go_by(self, rule: Rule, shards: int) -> None:
+    def go_by(self, rule: Rule) -> None:
         self.synchronous, self.period = rule.synchronous, rule.period
-        self.patient = not rule.synchronous and (rule.staleness is None or shards == 1)
 
     def reached(self, step: int) -> bool:
         return self.last is not None and step >= self.last
 
     def undecided(self, worker: int, step: int) -> bool:
         """Returns whether updates under way decide if a worker may compute another one."""
-        if not self.patient or self.last is None:
+        if self.synchronous or self.last is None:
             return False
         return step < self.last <= step + self._others(worker)
 

@@ -101,7 +101,7 @@ class Leader:
         """Takes the rule of the model that was shown, and the number of its shards."""
         self._rule = rule
         self._count(shards)
-        self.ending.go_by(rule, shards)
+        self.ending.go_by(rule)
         self.examples.interleave = rule.synchronous and rule.aggregate == 0
         if rule.max_steps is not None:
             self.ending.set_last(step, rule.max_steps)
