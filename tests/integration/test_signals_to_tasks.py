@@ -162,6 +162,16 @@ def test_a_worker_with_a_push_under_way_leaves_when_a_server_has_died(shell: She
     assert set(model["seen"].tolist()) == {2.0} and set(model["others"].tolist()) == {600.0}
 
 
+@pytest.mark.parametrize("words", [("--ps", 1), ("--ps", 1, "--strategy", "sync"), ()])
+def test_a_child_that_a_worker_forks_leaves_no_job(shell: Shell, words: tuple[object, ...]) -> None:
+    forking = "            session.step(batch)\n"
+    child = "            if count == 5 and os.fork() == 0: sys.exit(0)\n"
+    program = EPOCHS.replace(forking, child + "            count += 1\n" + forking)
+    (shell.directory / "forks.py").write_text("import os, sys\ncount = 0\n" + program)
+    ended = shell.start("run", *words, "--workers", 2, "--run-dir", "run", "forks.py").ended()
+    assert ended.status == 0, ended.text
+
+
 @pytest.mark.thorough
 def test_a_launcher_starts_again_who_leaves(shell: Shell) -> None:
     words = ("run", "--ps", 1, "--workers", 2, "--max-restarts", 1, "--run-dir", "run")

@@ -25,14 +25,14 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 import psutil
 
 from trireme.errors import ConfigurationError
 from trireme.files import open_lock, open_regular, sync_directory, try_lock
-from trireme.host import process_birth
+from trireme.host import Moment, process_birth
 from trireme.location import Location
 
 WRITERS = "writers"
@@ -52,9 +52,9 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
     epoch: str  # of the job, which no other job has
     view: int = 0  # in which the task is chief; 0 where there are no views
     host: str
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
     birth: str = ""  # what no other process of this id has; see `process_birth`
-    since: float  # when it took the lock, in seconds since 1970
+    since: Moment  # when it took the lock
     stop: str  # the command that stops it
     released: bool = False
 

@@ -68,7 +68,7 @@ class Progress:
         now = self._clock.now()
         then, before = self._mark or (now, examples)
         self._mark = now, examples
-        if now > then:
+        if now > then and examples >= before:  # not back at a checkpoint
             parts.append(pace_text((examples - before) / (now - then)))
         self.message(" ".join(parts))
 

@@ -85,7 +85,7 @@ class Job:
 
     def end(self) -> None:
         """Ends training: waits for the other workers, and the chief saves. Only once."""
-        if self.ended:
+        if self.ended or self.worker.forked:
             return
         self.ended = True
         self.before_end()
@@ -98,7 +98,7 @@ class Job:
 
     def leave(self, error: BaseException | None = None) -> None:
         """Ends training and leaves the job; an error fails the job instead. Only once."""
-        if self.left:
+        if self.left or self.worker.forked:
             return
         self.left = True
         leave_task(self.worker.task)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from trireme.errors import ConfigurationError, Fenced
+from trireme.errors import ConfigurationError, Fenced, Rejected
 from trireme.ps.extra import ExtraRequest
 from trireme.ps.messages import PushFields, Span, Stale
 from trireme.ps.results import PushResult
@@ -76,6 +76,11 @@ class Worker:
         self._pid = os.getpid()
         self._prefetches = settings.prefetches and setup.process_group is None
         self.first_step = 0  # the global step at which this process began
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the worker's process, which has its connections too."""
+        return os.getpid() != self._pid
 
     def warn_as_chief(self, text: str) -> None:
         """Warns once in the job of what holds on all workers, which run the same program."""
@@ -163,7 +168,7 @@ class Worker:
 
     def begin_step(self) -> bool:
         """Meets the processes of this step; returns whether the optimizer has other parameters."""
-        if os.getpid() != self._pid:  # it would use the connections of the worker
+        if self.forked:
             raise ConfigurationError(
                 "this process was forked from a worker of the job, and is none: only the process "
                 "that has joined the job makes steps"
@@ -270,6 +275,9 @@ class Worker:
             result = push(weight, fields, meanwhile)
         except Fenced:
             result = self.rejoin()
+        except Rejected:
+            self.remember()  # the answers have brought what others have learned
+            raise
         lifecycle.liveness.stepped()
         for observer in self.observers.values():
             observer.after_update()
@@ -338,7 +346,7 @@ class Worker:
         before = backend.wait() if self.push_under_way else None
         began = time.monotonic()
         self.push_under_way = False
-        if before is None or not before.stop:
+        if before is None or not (before.stop or self.lifecycle.dismissed is not None):
             fields["pulled"] = basis
             backend.push(weight, **fields)
             self.push_under_way = True
