@@ -50,6 +50,16 @@ def test_a_server_is_started_again_alone(status: int, kind: str) -> None:
     assert supervision.verdict.status == 0
 
 
+@pytest.mark.parametrize(("restarts", "phase"), [(0, Phase.FAILING), (1, Phase.RUNNING)])
+def test_a_server_that_dies_before_all_have_joined_is_missed(restarts: int, phase: Phase) -> None:
+    limits = replace(REPLICATED, restarts=restarts)
+    supervision = supervise(services=SERVICES, limits=limits)
+    supervision.membership_reported(0, True, {}, formed=False)
+    actions = end(supervision, 1, "ps:1", -9)
+    assert supervision.phase is phase
+    assert "goes on" not in notices(actions)
+
+
 def test_corrupted_values_end_a_job_that_outlives_servers() -> None:
     supervision = replicated(restarts=2)
     assert commands(end(supervision, 1, "ps:1", 1, raised(kind="corrupted"))) == []

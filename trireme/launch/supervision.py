@@ -285,7 +285,8 @@ class Supervision:
     def _server_failed(self, now: float, task: SupervisedTask, failure: Failure) -> list[Action]:
         # Of a job that has failed it is a victim; of one that goes on it is not.
         by_itself = failure.reason.worth_a_restart or task.given_up is not None
-        if by_itself and self.goes_on and self._limits.outlives_servers:
+        missed = not self._formed and self.restarts_left(task.name) <= 0  # all wait for it to join
+        if by_itself and self.goes_on and self._limits.outlives_servers and not missed:
             return self._outlive_server(now, task, failure)
         if self._may_restart_all(failure) and not self._job_over:
             return self._restart_all(now, failure)
