@@ -11,9 +11,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from trireme.errors import OutOfMemory
 
+Moment = Annotated[float, msgspec.Meta(ge=0, le=253_402_300_799)]  # in seconds since 1970
 _CGROUPS = Path("/sys/fs/cgroup")
 
 

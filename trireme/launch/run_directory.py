@@ -18,6 +18,7 @@ import msgspec
 
 from trireme.errors import ConfigurationError
 from trireme.files import PRIVATE, is_locked, open_lock, open_regular, try_lock, write_atomically
+from trireme.host import Moment
 from trireme.launch.config.secret import SECRET_FILE
 
 RECORD = "job.json"
@@ -37,8 +38,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...]
     options: dict[str, Any]
     origins: dict[str, str]  # of each option's value
-    started: float
-    ended: float | None = None
+    started: Moment
+    ended: Moment | None = None
     coordinator: str  # its address; empty where there is none
     secret_file: str  # holds the job's secret while it runs
     certificate_file: str = ""  # an observer's key and certificate, where the job uses TLS

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -107,6 +108,13 @@ def test_a_bad_file_is_named(tmp_path: Path) -> None:
         read_file(None, tmp_path)
     with pytest.raises(ConfigurationError, match=r"missing.toml cannot be read"):
         read_file(str(tmp_path / "missing.toml"), tmp_path)
+    for text in (f"ps = {'9' * 10_000}\n", f"a = {'[' * 100_000}\n"):
+        file.write_text(text)
+        with pytest.raises(ConfigurationError, match=r"trireme.toml cannot be read"):
+            read_file(None, tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigurationError, match=r"pipe cannot be read: it is not a regular file"):
+        read_file(str(tmp_path / "pipe"), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -166,6 +167,14 @@ def test_a_step_of_the_clock_makes_no_other_process_of_a_writer(
 def test_a_pipe_in_the_place_of_an_entry_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / WRITERS / "000007").mkdir(parents=True)
     os.mkfifo(tmp_path / WRITERS / "000007" / "writer.json")
+    assert LocalLock(tmp_path).newest() == (7, None)
+
+
+@pytest.mark.parametrize("wrong", [{"pid": -1}, {"pid": 2**63}, {"since": 1e308}])
+def test_an_entry_of_no_process_or_time_names_nobody(wrong: dict[str, Any], tmp_path: Path) -> None:
+    content = msgspec.to_builtins(writer()) | wrong
+    (tmp_path / WRITERS / "000007").mkdir(parents=True)
+    (tmp_path / WRITERS / "000007" / "writer.json").write_bytes(msgspec.json.encode(content))
     assert LocalLock(tmp_path).newest() == (7, None)
 
 

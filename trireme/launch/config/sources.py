@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from trireme.errors import ConfigurationError, UsageError, suggestion
+from trireme.files import open_regular
 from trireme.job_config import COMMAND_LINE, JobConfig, Option
 from trireme.launch.engines import all_options
 from trireme.launch.hooks import check_hooks
@@ -86,8 +87,9 @@ def read_file(
 
 def _load(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        with open_regular(path) as file:
+            return tomllib.load(file)
+    except (OSError, ValueError, RecursionError) as error:  # long numbers, deep lists
         raise ConfigurationError(f"the configuration {path} cannot be read: {error}") from error
 
 
