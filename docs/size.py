@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "trireme"
-MOST_LINES = {"core": 32_000, "trireme/": 60_800}
+MOST_LINES = {"core": 32_000, "trireme/": 60_850}
 MOST_WORDS = 90_000
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLUGINS: dict[str, tuple[str, ...]] = {

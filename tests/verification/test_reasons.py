@@ -64,16 +64,17 @@ def test_only_layers_that_normalise_by_the_whole_batch_are_blamed() -> None:
     assert list(layers_of(model)) == ["BatchNorm2d 4"]
 
 
+@pytest.mark.parametrize("share", [0.25, 0.49])
 @pytest.mark.parametrize("weighed", [False, True])
-def test_weights_that_are_not_the_numbers_of_examples(weighed: bool) -> None:
+def test_weights_that_are_not_the_numbers_of_examples(weighed: bool, share: float) -> None:
     def worker(index: int, gradient: torch.Tensor) -> Record:
         return record(index, sketches={"gradient/w": sketch(gradient)}, weighed=weighed)
 
-    mean = 0.25 * ONE + 0.75 * OTHER
+    mean = share * ONE + (1 - share) * OTHER
     one = record(0, sketches={"gradient/w": sketch(mean)})
     text = case("loss", "", worker(0, ONE), worker(1, OTHER), reference=one)
-    assert "worker:0 0.500 in place of 0.250" in text
-    assert "worker:1 0.500 in place of 0.750" in text
+    assert f"worker:0 0.500 in place of {share:.3f}" in text
+    assert f"worker:1 0.500 in place of {1 - share:.3f}" in text
     strange = record(0, sketches={"gradient/w": sketch(ONE.flip(0))})
     text = case("loss", "", worker(0, ONE), worker(1, OTHER), reference=strange)
     assert "in place of" not in text

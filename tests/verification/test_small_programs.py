@@ -165,6 +165,21 @@ CASES: dict[str, tuple[tuple[tuple[str, str], ...], str, str]] = {
         "differs",
         "BatchNorm1d norm normalises",
     ),
+    "a deterministic session whose loss depends on the size of a batch": (
+        (
+            (
+                PROGRAM[PROGRAM.index("optimizer = ") :],
+                "sum_of = lambda outputs, targets: ((outputs - targets) ** 2).sum()\n"
+                "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
+                "options = {'deterministic': True, 'max_steps': 8}\n"
+                "with trireme.Session(model, sum_of, optimizer, **options) as session:\n"
+                "    for batch in session.loader(data, batch_size=16):\n"
+                "        session.step(batch)\n",
+            ),
+        ),
+        "differs",
+        "such as the size of a batch",
+    ),
 }
 
 

@@ -138,7 +138,7 @@ def test_what_rounding_grows_to_is_allowed() -> None:
         begun(step(1, **{"values/w": torch.full((100,), value)})) for value in (1.0, 1.001, 1.0015)
     )
     assert compare(job, reference).first is not None
-    assert compare(job, reference, grown=grown).first is None
+    assert compare(job, reference, grown=[grown]).first is None
 
 
 def test_examples_that_differ_in_each_run_are_not_taken_for_rounding() -> None:
@@ -146,7 +146,7 @@ def test_examples_that_differ_in_each_run_are_not_taken_for_rounding() -> None:
         begun(step(1, **{"examples/contents": torch.full((3,), value), "loss/": value}))
         for value in (1.0, 2.0, 3.0)
     )
-    found = compare(job, reference, grown=grown).first
+    found = compare(job, reference, grown=[grown]).first
     assert found is not None and found.stage == "examples"
 
 

@@ -10,7 +10,6 @@ import numpy as np
 from trireme.verification.record import Record, distance
 from trireme.verification.verdict import Difference
 
-_EQUAL = 0.02  # how far weights may be off, and still explain a gradient
 _SUMS_TO_ONE = 0.05
 _APART = 1e-4  # of the norm of gradients that are not the same
 _Look = Callable[[Record, Record], str]  # finds a reason in the job and the reference, and where
@@ -97,9 +96,9 @@ def _uncounted_weights(job: Record, reference: Record) -> str:
     if workers[0].weighed:  # they are multiplied by their share of the examples already
         columns = columns / (len(workers) * given)[:, None]
     found, *_ = np.linalg.lstsq(columns.T, target, rcond=None)
-    near = np.linalg.norm(columns.T @ found - target) <= _APART * np.linalg.norm(target)
-    fits = near and abs(found.sum() - 1) < _SUMS_TO_ONE and found.min() > 0
-    if not fits or np.allclose(found, given, atol=_EQUAL, rtol=0):
+    off = [np.linalg.norm(columns.T @ each - target) for each in (found, given)]
+    near, also = np.array(off) <= _APART * np.linalg.norm(target)
+    if also or not near or abs(found.sum() - 1) >= _SUMS_TO_ONE or found.min() <= 0:
         return ""
     texts = zip(workers, given, found, strict=True)
     return ", ".join(f"{one.task} {now:.3f} in place of {then:.3f}" for one, now, then in texts)
@@ -142,8 +141,8 @@ _ELSE = {
     "gradient": "the losses agree and the gradients do not: something changes them on their way, "
     "such as a hook or a buffer of each worker, or they are no means over the examples",
     "settings": "{0.name} is {0.job:.6g} in the job and {0.reference:.6g} in one process{line} "
-    "(nan: it has none): the program sets it by steps that it counts itself, or by the number of "
-    "processes: let the job count, by scheduler= of the session, or optimizer.loop_steps",
+    "(nan: it has none): the program sets it by steps that it counts itself, by its loss, or by "
+    "the number of processes: let the job count, by scheduler= of the session, or loop_steps",
     "values": "the gradients that reach the optimizer agree{line}, and what it makes of them does "
     "not ({0.name}): it has other settings or another state, or values are written outside of it",
     "buffers": "only buffers differ ({0.name}): each worker updates its own from its own batches, "

@@ -65,7 +65,7 @@ class Recorder(Observer):
         self._losses: list[float] = []  # of each `backward()` of a step
         self._notes: set[str] = set()
         self._dealt = 0  # how many examples the program was dealt last
-        self._states = states()
+        self._states: object = states()
         self._hooked: set[int] = set()
         self._own_hooks: list[str] = []  # the parameters with hooks of the program
         self._own_loop = True
@@ -76,8 +76,8 @@ class Recorder(Observer):
         turn_dropout_off(setup.model, self._notes)
         found = self._held(state=False)
         if (given := self._trial.settings.get("initial")) is not None:
-            perturbed = self._trial.settings["variant"] == "perturbed"
-            begin_alike(found, load_file(str(given)), perturbed=perturbed)
+            number = str(self._trial.settings["variant"]).partition("perturbed ")[2]
+            begin_alike(found, load_file(str(given)), perturbed=int(number or 0))
         elif any(key.startswith("values/") for key in found):
             copies = {n: t.detach().cpu().contiguous().clone() for n, t in found.items()}
             save_file(copies, f"{self._trial.record}/{INITIAL}")
@@ -130,6 +130,8 @@ class Recorder(Observer):
 
     def before_gradient(self, computation: Any, batch: Any) -> None:
         self._own_loop = False
+        self._note_draws("loop")
+        self._states = None  # a deterministic session seeds what the model draws now
         self._hook(computation.model)
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -151,7 +153,7 @@ class Recorder(Observer):
 
     def _note_draws(self, where: str) -> None:
         now = states()
-        if now != self._states and where not in self._record.drew:
+        if self._states not in (None, now) and where not in self._record.drew:
             self._record.drew.append(where)
         self._states = now
 
@@ -187,13 +189,12 @@ class Recorder(Observer):
         record, losses = self._record, self._losses
         if not self._own_loop and result.has_loss:
             losses = [result.loss]
-        # Of several, such as those of pieces of a batch, the sum.
-        record.sketches |= {"loss/": number(sum(losses))} if losses else {}
+        record.sketches |= {"loss/": number(sum(losses))} if losses else {}  # of pieces, the sum
         record.step, record.notes = result.global_step, sorted(self._notes)
         record.write(self._trial.record)
         self._record, self._losses = Record(task=record.task, eps=record.eps), []
         self._hook(self.worker.setup.model)  # also parameters that were added
-        self._states = states()
+        self._states = None if self.worker.setup.settings.options.deterministic else states()
 
     def close(self) -> None:
         parameters = self.worker.setup.trained.parameters.values()
@@ -309,10 +310,10 @@ def turn_dropout_off(model: nn.Module, notes: set[str]) -> None:
 
 @torch.no_grad()
 def begin_alike(
-    held: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], *, perturbed: bool
+    held: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], *, perturbed: int
 ) -> None:
-    """Fills tensors with those that another run has saved, or with values off by rounding."""
-    generator = torch.Generator().manual_seed(1)
+    """Fills tensors with those of another run; where `perturbed`, with values off by rounding."""
+    generator = torch.Generator().manual_seed(perturbed)
     for name in sorted(held.keys() & saved.keys()):
         value = saved[name]
         if perturbed and name.startswith("values/"):

@@ -52,12 +52,12 @@ def compare(
     job: Mapping[int, Record],
     reference: Mapping[int, Record],
     *,
-    grown: Mapping[int, Record] | None = None,
+    grown: Sequence[Mapping[int, Record]] = (),
     tolerance: float | None = None,
 ) -> Comparison:
     """Compares the steps of two runs; the tolerance of gradients is relative, and None derives it.
 
-    What differs by no more than a few times as much as those of the third run is the same.
+    What differs by no more than a few times as much as in runs that have `grown` is the same.
     """
     steps = [step for step in sorted(job.keys() & reference.keys()) if step]
     if tolerance is None:
@@ -67,8 +67,8 @@ def compare(
     curve: dict[int, float] = {}
     for count, step in enumerate(steps, 1):
         curve[step] = _far(job[step].stage("values"), reference[step].stage("values"))
-        third = (grown or {}).get(step, Record())
-        first = first or _first(job[step], reference[step], third, tolerance, math.sqrt(count))
+        thirds = [run.get(step, Record()) for run in grown]
+        first = first or _first(job[step], reference[step], thirds, tolerance, math.sqrt(count))
     one, other = (max(run, default=0) for run in (job, reference))
     if first is None and one != other:
         last = min(one, other) + 1
@@ -88,7 +88,7 @@ def _far(mine: Mapping[str, Sketch], others: Mapping[str, Sketch]) -> float:
 
 
 def _first(
-    job: Record, reference: Record, grown: Record, tolerance: float, growth: float
+    job: Record, reference: Record, grown: Sequence[Record], tolerance: float, growth: float
 ) -> Difference | None:
     """Returns the first difference of a step, in the order of the computation."""
     tolerance *= growth  # of errors, since the first step
@@ -103,16 +103,17 @@ def _first(
         "state": (10.0 * tolerance, 0.0),  # squares, and means of several steps
     }
     for stage, (relative, besides) in allowed.items():
-        mine, others, thirds = (run.stage(stage) for run in (job, reference, grown))
+        mine, others, *thirds = (run.stage(stage) for run in (job, reference, *grown))
         if stage == "examples" and (job.shapes, job.weight) != (reference.shapes, reference.weight):
             continue  # they are padded, or several processes compute the same
         for name in mine | others:
             if stage != "settings" and not (name in mine and name in others):
                 continue  # a tensor of another part of the model, or another number of losses
             one, other = mine.get(name, _NONE), others.get(name, _NONE)
-            third = thirds.get(name, other) if stage != "examples" else other
             most = relative * other.norm + besides + growth * other.last
-            most += _GROWN * distance(third, other)
+            if stage != "examples":
+                far = (distance(third.get(name, other), other) for third in thirds)
+                most += _GROWN * max(far, default=0.0)
             if not (apart := distance(one, other)) <= most:
                 return Difference(job.step, stage, name, one.size, other.size, apart, most)
     return None
