@@ -49,7 +49,7 @@ class SharedWrites(ValueWatch):
 
     def _digest(self, names: Sequence[str]) -> float:
         values = self.values_of(names) if self._replicated else 0
-        return float(zlib.crc32(repr((names, values)).encode()) & 0xFFFFFF)
+        return float(zlib.crc32(repr((names, values)).encode()) & 0xFFFF)
 
     def _shard_versions(self) -> dict[str, int]:
         parameters = self._trained.parameters
