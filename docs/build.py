@@ -30,6 +30,7 @@ import guide_tables
 import msgspec
 import push_drawing
 import push_path
+import reference_text
 import site_pages
 import translations
 
@@ -363,6 +364,7 @@ REGIONS: tuple[tuple[str, str, Callable[[], str]], ...] = (
     ("README.md", "layout", layout),
     ("examples/README.md", "examples", examples),
     ("docs/protocol.md", "messages", messages),
+    ("docs/reference/session.md", "session", reference_text.text),
 )
 """Page, region, and what writes it."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,8 +60,8 @@ CHANGES: dict[str, Callable[[nn.Module], None]] = {
     "other memory": replace,
 }
 
-IN_SHARDS = ("clamp", "in place")
-"""The changes that a program can make to shards: torch refuses or drops the others."""
+IN_SHARDS = ("clamp", "in place", "load_state_dict")
+"""The changes that a program can make to shards: torch drops the other."""
 
 
 def loop(change: str, at: tuple[int, ...], writers: tuple[int, ...]) -> list[float]:
@@ -107,6 +108,7 @@ def plain(change: str, at: tuple[int, ...]) -> list[float]:
         "allreduce-load_state_dict",
         "allreduce-clamp",
         "fsdp-in place",
+        "fsdp-load_state_dict",
         "sync-in place",
         "sync-other memory",
         "sync, with lent memory-clamp",
@@ -127,10 +129,56 @@ def plain(change: str, at: tuple[int, ...]) -> list[float]:
 )
 def test_what_every_process_changes_counts_as_in_one(group: ProcessGroup, change: str) -> None:
     if group.strategy == "fsdp" and change not in IN_SHARDS:
-        pytest.skip("what torch itself does with shards")
+        pytest.skip("torch drops it: see the test that it is refused")
     want = plain(change, (0, 3))
     for found in run_process_group(group, loop, change, (0, 3), (0, 1)).values:
         assert found == pytest.approx(want, abs=1e-6)
+
+
+class Said(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        logging.getLogger("trireme").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def part_loop(change: str) -> tuple[list[float], list[str]]:
+    """Loads a part of the model, or draws it anew, in each process of a loop."""
+    said = Said()
+    model = made()
+    optimizer = trireme.distribute(model, adam(model))
+    for step in range(4):
+        optimizer.zero_grad()
+        model(INPUTS).square().mean().backward()
+        optimizer.step()
+        if step == 1 and change == "load":
+            torch.manual_seed(3)
+            model[2].load_state_dict(nn.Linear(8, 2).state_dict())
+        elif step in (1, 2) and change == "draw":
+            torch.manual_seed(step)
+            model[2].reset_parameters()
+    values = trained(model)
+    optimizer.close()
+    return values, [line for line in said.lines if "drawn random numbers" in line]
+
+
+def test_a_part_of_a_model_of_shards_takes_whole_tensors() -> None:
+    ((want, _),) = run_process_group(ProcessGroup(), part_loop, "load").values
+    ran = run_process_group(ProcessGroup(workers=2, strategy="fsdp"), part_loop, "load")
+    for found, warned in ran.values:
+        assert found == pytest.approx(want, abs=1e-6)
+        assert not warned  # the values were drawn in a copy
+
+
+@pytest.mark.parametrize(("strategy", "times"), [("fsdp", 1), ("allreduce", 0)])
+def test_values_drawn_in_shards_are_told_of_once(strategy: str, times: int) -> None:
+    ran = run_process_group(ProcessGroup(workers=2, strategy=strategy), part_loop, "draw")
+    for _, warned in ran.values:
+        assert len(warned) == times
+        assert all("parameters '2.weight' and 1 more" in line for line in warned)
 
 
 def clip(model: nn.Module, hidden: bool) -> None:
@@ -178,6 +226,14 @@ def test_what_one_process_changes_is_refused_by_all(strategy: str, change: str) 
     assert "this one to parameters '0.weight' and 3 more" in ran.raised[1]
 
 
+def test_what_torch_would_drop_of_a_shard_is_refused() -> None:
+    group = ProcessGroup(workers=2, strategy="fsdp")
+    ran = run_process_group(group, loop, "other memory", (2,), (0, 1))
+    assert len(ran.raised) == 2
+    assert "assigned to .data of parameters '0.weight' and 3 more" in ran.raised[0]
+    assert "the change would be lost" in ran.raised[0]
+
+
 @pytest.mark.slow(one_in=2)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(
@@ -191,7 +247,7 @@ def test_what_one_process_changes_is_refused_by_all(strategy: str, change: str) 
 )
 def test_what_servers_would_replace_is_refused(group: ProcessGroup, change: str) -> None:
     if "fsdp" in group.mesh and change not in IN_SHARDS:
-        pytest.skip("what torch itself does with shards")
+        pytest.skip("torch drops it")
     ran = run_process_group(group, loop, change, (1,), (0,))
     assert "the program has written to parameters '0.weight' and 3 more itself" in ran.raised[0]
     assert "the change would be lost" in ran.raised[0]

@@ -16,7 +16,7 @@ from trireme.errors import ConfigurationError
 from trireme.parallel.config import PipelineConfig, Plan
 from trireme.parallel.parameter_hooks import has_hooks, hooked, refusal
 from trireme.parallel.processes.process_group import TorchProcessGroup
-from trireme.parallel.sharding import copies, fully_sharded
+from trireme.parallel.sharding import copies, fully_sharded, load_whole_tensors
 from trireme.parallel.stages import Stage, balance, chain_of, cut_at, notes_of, parameter_costs
 from trireme.session.model.model_part import ModelPart
 from trireme.session.model.module_names import named_buffers, named_parameters
@@ -49,6 +49,7 @@ class MeshPart(ModelPart):
         self.device = process_group.device
         self.stages: list[tuple[int, Stage]] = []
         self.total_stages = 1
+        self.loaded: set[nn.Parameter] = set()  # what the program has filled by load_state_dict
         copied = copy.deepcopy(model) if cut is None else cut
         if cut is not None:  # the program's own module keeps its own buffers
             _share_state(model, cut)
@@ -64,6 +65,7 @@ class MeshPart(ModelPart):
             if process_group.mesh.fsdp > 1:
                 axes = ("dp", "fsdp") if process_group.mesh.dp > 1 else ("fsdp",)
                 fully_sharded(module, process_group.submesh(*axes))
+            load_whole_tensors(module, self.loaded)
         self.parameters: dict[str, nn.Parameter] = {
             name: parameter
             for module in self.modules

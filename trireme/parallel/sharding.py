@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trireme.errors import ConfigurationError
 from trireme.session.model.module_names import called_modules
-from trireme.tensors import is_dtensor, map_tensors, tensors_in
+from trireme.tensors import is_dtensor, local_part, map_tensors, tensors_in
 
 
 def copies(tensor: torch.Tensor, processes: int) -> int:
@@ -49,6 +49,20 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
             fully_shard(unit, mesh=mesh, ignored_params=numbers)
             unit.register_forward_hook(_restore_output)
     return module
+
+
+def load_whole_tensors(module: nn.Module, loaded: set[nn.Parameter]) -> None:
+    """Lets `load_state_dict` take whole tensors for parameters with shards, which it notes."""
+
+    def divide(one: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
+        for name, parameter in one.named_parameters(recurse=False):
+            value = state.get(prefix + name)
+            if is_dtensor(parameter) and isinstance(value, torch.Tensor) and not is_dtensor(value):
+                state[prefix + name] = local_part(parameter, value)
+                loaded.add(parameter)
+
+    for one in module.modules():
+        one.register_load_state_dict_pre_hook(divide)  # type: ignore[no-untyped-call]
 
 
 def refused_average(error: BaseException) -> ConfigurationError | None:

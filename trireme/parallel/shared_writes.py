@@ -5,6 +5,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 
+import torch
+from torch import nn
+
 from trireme.errors import ConfigurationError
 from trireme.session.model.trained import Trained
 from trireme.tensors import is_dtensor
@@ -22,16 +25,59 @@ class SharedWrites(ValueWatch):
     not counted, and changes values that no other process has.
     """
 
-    def __init__(self, trained: Trained, *, replicated: bool) -> None:
-        """Watches the parameters, of which each process holds all where they are `replicated`."""
+    def __init__(self, trained: Trained, *, loaded: set[nn.Parameter] | None) -> None:
+        """Watches the parameters.
+
+        Args:
+            trained: the parameters.
+            loaded: those with shards that `load_state_dict` has filled, which are taken out here;
+                None where each process holds all of all parameters.
+        """
         super().__init__(trained)
-        self._replicated = replicated
+        self._replicated = replicated = loaded is None
+        self._loaded = set() if loaded is None else loaded
         self._mine: list[str] = []
-        self._counts = self._shard_versions()
+        self._warned = replicated
+        self._take_shards()
 
     def remember(self, step: int | None = None) -> None:
         super().remember(step)
+        self._take_shards()
+
+    def _take_shards(self) -> None:
+        self._loaded.clear()
         self._counts = self._shard_versions()
+        self._storages = {name: self._storage(name) for name in self._counts}
+        self._draws = torch.get_rng_state() if self._counts and not self._warned else None
+
+    def _storage(self, name: str) -> int:
+        return int(self._trained.parameters[name].untyped_storage()._cdata)
+
+    def warning(self) -> str:
+        """Checks what the program has written to shards; returns what it must know, once.
+
+        Raises:
+            ConfigurationError: it has assigned to the `data` of one, which leaves the shard as it
+                was.
+        """
+        now = self._shard_versions()
+        if lost := [name for name, at in self._storages.items() if self._storage(name) != at]:
+            raise ConfigurationError(
+                f"the program has assigned to .data of {named(lost)}, of which each process has a "
+                "shard: the shard stays as it was, and the change would be lost. Write in place "
+                "instead, as parameter.data.copy_(values) or parameter.data.mul_(0.5)"
+            )
+        drawn = [name for name, count in now.items() if self._counts.get(name, count) != count]
+        drawn = [name for name in drawn if self._trained.parameters[name] not in self._loaded]
+        if not drawn or self._draws is None or torch.equal(self._draws, torch.get_rng_state()):
+            return ""
+        self._warned = True
+        return (
+            f"the program has written to {named(drawn)} itself, of which each process has a shard, "
+            "and has drawn random numbers. If the values are drawn (reset_parameters, normal_), "
+            "each process draws those of its own shard, and the whole is ANOTHER than in one "
+            "process: draw them in a copy of the model, and load its state_dict() in every process"
+        )
 
     def touched(self) -> bool:
         return self._counts != self._shard_versions() or super().touched()

@@ -166,6 +166,9 @@ class ValueWatch:
     def keep(self, found: set[str], unknown: set[str]) -> None:
         self._found, self._uncertain = found, unknown
 
+    def warning(self) -> str:
+        return ""
+
     def touched(self) -> bool:
         return bool(self.written() or self.unknown)
 
@@ -256,7 +259,7 @@ class WatchedWrites(OwnWrites):
                 )
             unknown += watch.unknown
         if not unknown:
-            return ""
+            return next(filter(None, (watch.warning() for watch in self.watches)), "")
         return (
             f"the program has written to {named(unknown)} itself since the last step. If a value "
             "is another now, the change is LOST: the values come from parameter servers. Call "

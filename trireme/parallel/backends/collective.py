@@ -19,6 +19,7 @@ import torch
 from trireme.errors import ConfigurationError
 from trireme.parallel.backends.neighbours import Neighbours
 from trireme.parallel.backends.tensor_stream import Described, TensorStream, described, metas
+from trireme.parallel.model_part import MeshPart
 from trireme.parallel.processes.large_values import LargeValues
 from trireme.parallel.processes.process_group import TorchProcessGroup
 from trireme.parallel.processes.straggler_watch import StragglerWatch
@@ -87,7 +88,9 @@ class Collective(Local):
         self._wants_stop = False
         self._writes: SharedWrites | None = None
         if setup.settings.mesh.pp == 1 and not setup.settings.placed:  # each has all parameters
-            self._writes = SharedWrites(setup.trained, replicated=setup.part is None)
+            part = setup.part
+            loaded = part.loaded if isinstance(part, MeshPart) else None
+            self._writes = SharedWrites(setup.trained, loaded=loaded)
             own_writes = setup.own_writes
             assert isinstance(own_writes, WatchedWrites)
             own_writes.watches.append(self._writes)
