@@ -122,7 +122,8 @@ def test_asynchronous_workers_are_checked_too(flip: Flip) -> None:
     outcome = run(flip, strategy="async")
     assert outcome.flipped and outcome.failure == ""
     assert len(outcome.told) == 1 and flip.named in outcome.told[0][1]
-    if flip.place != "worker":  # meanwhile the other worker may make any number of steps
+    # A worker that finds it may do so after any number of steps of the other.
+    if flip.place not in ("worker", "values"):
         assert outcome.told[0][0] - flip.step <= 4, "two workers make steps in turn"
 
 
