@@ -65,7 +65,8 @@ class MeshPart(ModelPart):
             if process_group.mesh.fsdp > 1:
                 axes = ("dp", "fsdp") if process_group.mesh.dp > 1 else ("fsdp",)
                 fully_sharded(module, process_group.submesh(*axes))
-            load_whole_tensors(module, self.loaded)
+            if process_group.mesh.tp > 1 or process_group.mesh.fsdp > 1:
+                load_whole_tensors(module, self.loaded)
         self.parameters: dict[str, nn.Parameter] = {
             name: parameter
             for module in self.modules
