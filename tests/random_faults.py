@@ -48,7 +48,7 @@ ENDLESS = 10**9
 START_SECONDS = 150.0
 """Processes import torch for half a minute where all cores are busy."""
 END_SECONDS = 150.0
-"""A stopped worker is given up after 15 s, a stopped job saved within 60."""
+"""A stopped worker is given up after 15 s, a stopped job saved within 60; no step takes as long."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def run(plan: Plan, directory: Path) -> str:
         )
         try:
             hits = inject(plan, shell, running)
-            ended = running.ended(END_SECONDS)
+            ended = running.ended(END_SECONDS, progress="(global ")
             data = check(plan, shell, ended, hits)
         except BaseException:
             logs = sorted((directory / "run" / "logs").glob("*.log"))

@@ -103,17 +103,26 @@ class Running:
         """Sends a signal."""
         self.process.send_signal(number)
 
-    def ended(self, seconds: float = SECONDS) -> Ended:
+    def ended(self, seconds: float = SECONDS, progress: str = "") -> Ended:
         """Waits for the end.
+
+        Args:
+            seconds: until then, or from the last line with `progress` on, where that is given.
+            progress: what lines have in them that say that the command has come further.
 
         Raises:
             AssertionError: it does not end in time.
         """
-        try:
-            status = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            last = self._all()[-4000:]
-            raise AssertionError(f"still runs after {seconds:.0f} s:\n{last}") from None
+        made = -1
+        while True:
+            try:
+                status = self.process.wait(seconds)
+                break
+            except subprocess.TimeoutExpired:
+                before, made = made, self._all().count(progress) if progress else -1
+                if made <= before:
+                    last = self._all()[-4000:]
+                    raise AssertionError(f"still runs after {seconds:.0f} s:\n{last}") from None
         took = time.monotonic() - self._began
         for reader in self._readers:
             reader.join(10.0)

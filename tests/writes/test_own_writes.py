@@ -165,6 +165,85 @@ def part_loop(change: str) -> tuple[list[float], list[str]]:
     return values, [line for line in said.lines if "drawn random numbers" in line]
 
 
+def evaluated_loop(change: str, differs: bool) -> list[float]:
+    """Changes the values right after a forward pass without a backward pass."""
+    model: nn.Module = Held()
+    optimizer = trireme.distribute(model, adam(model))
+    for step in range(4):
+        optimizer.zero_grad()
+        model(INPUTS).square().mean().backward()
+        optimizer.step()
+        if step == 1:
+            with torch.set_grad_enabled(differs):
+                model(INPUTS)
+            other = Held()
+            nn.init.constant_(other.weight, 0.1 + differs * optimizer.replica)
+            CHANGES[change](model) if change != "load" else model.load_state_dict(
+                other.state_dict()
+            )
+    values = trained(model)
+    optimizer.close()
+    return values
+
+
+class Held(nn.Module):
+    """A parameter of the model's own, and one of a child."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(8, 6))
+        self.child = nn.Linear(8, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.child(torch.tanh(inputs @ self.weight.T))
+        return found
+
+
+@pytest.mark.parametrize("change", ["load", "clamp", "in place"])
+def test_shards_are_written_to_after_an_evaluation(change: str) -> None:
+    (want,) = run_process_group(ProcessGroup(), evaluated_loop, change, False).values
+    group = ProcessGroup(workers=2, strategy="fsdp")
+    for found in run_process_group(group, evaluated_loop, change, False).values:
+        assert found == pytest.approx(want, abs=1e-6)
+
+
+def test_whole_tensors_that_differ_between_processes_are_refused() -> None:
+    group = ProcessGroup(workers=2, strategy="fsdp")
+    ran = run_process_group(group, evaluated_loop, "load", True)
+    assert len(ran.raised) == 2
+    assert "not all of them the same values" in ran.raised[0]
+
+
+def late_loop(hidden: bool, alone: bool) -> list[float]:
+    """Writes between the passes of a step."""
+    model = made()
+    optimizer = trireme.distribute(model, adam(model))
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = model(INPUTS).square().mean()
+        loss.backward()
+        if step == 1 and not (alone and optimizer.replica):
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    (parameter.data if hidden else parameter).mul_(0.5)
+        optimizer.step()
+    values = trained(model)
+    optimizer.close()
+    return values
+
+
+@pytest.mark.parametrize("strategy", ["allreduce", "fsdp"])
+def test_a_write_between_the_passes_of_a_step_counts_as_one_before_it(strategy: str) -> None:
+    (want,) = run_process_group(ProcessGroup(), late_loop, False, False).values
+    group = ProcessGroup(workers=2, strategy=strategy)
+    for found in run_process_group(group, late_loop, False, False).values:
+        assert found == pytest.approx(want, abs=1e-6)
+    ran = run_process_group(group, late_loop, False, True)
+    assert len(ran.raised) == 2
+    assert "1 of 2 processes have written to parameters" in ran.raised[0]
+
+
 def test_a_part_of_a_model_of_shards_takes_whole_tensors() -> None:
     ((want, _),) = run_process_group(ProcessGroup(), part_loop, "load").values
     ran = run_process_group(ProcessGroup(workers=2, strategy="fsdp"), part_loop, "load")

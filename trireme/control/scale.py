@@ -14,12 +14,14 @@ from trireme.cli.runs import observer
 from trireme.cluster.spec import OBSERVER, check_address, is_loopback
 from trireme.control.entry import SCALE
 from trireme.control.stop import timeout_seconds
-from trireme.errors import JobFailed, UsageError, WaitTimeout, WireError
+from trireme.errors import ConfigurationError, JobFailed, UsageError, WaitTimeout, WireError
+from trireme.job_config import OPTIONS, JobConfig
 from trireme.launch.config.task_config import BY_HAND
 from trireme.launch.environment import ENVIRONMENTS, LAUNCHERS
 from trireme.launch.run_directory import JobRecord, is_running, read_record
 from trireme.location import local_directory
 from trireme.printable import counted, printable
+from trireme.strategies import choose
 
 if TYPE_CHECKING:
     from trireme.cluster.member import Observer
@@ -42,7 +44,11 @@ def main(arguments: Sequence[str]) -> int:
         raise UsageError("say how many tasks the job shall have: --ps N, --workers M, or both")
     timeout = timeout_seconds(given.timeout)
     run = None if given.run is None else local_directory(given.run)
-    coordinator = _coordinator_by_hand(given) if run is None else observer(_running(run))
+    if run is None:
+        coordinator = _coordinator_by_hand(given)
+    else:
+        coordinator = observer(record := _running(run))
+        _ask_strategy(record, coordinator.query_status(), servers, workers)
     began = time.monotonic()
     scaled = coordinator.scale(servers, workers)
     print(f"the job shall have {_numbers(scaled)}")
@@ -68,6 +74,25 @@ def _running(run: Path) -> JobRecord:
     if not record.coordinator:
         raise UsageError(f"the job in {run} has only just been started: try again in a second")
     return record
+
+
+def _ask_strategy(
+    record: JobRecord, now: ClusterStatus, servers: int | None, workers: int | None
+) -> None:
+    """Checks that the strategy of the launch takes such a job, as it does once all start again."""
+    known = {option.field for option in OPTIONS}
+    given = {field: value for field, value in record.options.items() if field in known}
+    config = JobConfig().replaced("trireme run", **given)
+    if config.training.strategy is None:
+        return  # the program chooses
+    sizes = (
+        now.workers if workers is None else workers,
+        now.servers if servers is None else servers,
+    )
+    try:
+        choose(config, workers=sizes[0], servers=sizes[1])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the job is not scaled: {error}") from error
 
 
 def _coordinator_by_hand(given: argparse.Namespace) -> Observer:

@@ -206,10 +206,11 @@ class Launcher:
 
     def _start_all(self) -> None:
         self._membership, self._complete, self._requests = Membership(), False, 0
-        self._tasks = {config.name: config for config in tasks_of_job(self._sized())}
+        sized = self._sized()
+        self._tasks = {config.name: config for config in tasks_of_job(sized)}
         self._dismissed.clear()
         self._supervision.keep_only(self._tasks)
-        self._start_coordinator()
+        self._start_coordinator(sized)
         for config in self._tasks.values():
             self._start(config)
         self._complete = True
@@ -284,17 +285,16 @@ class Launcher:
                 alarm=True,
             )
 
-    def _start_coordinator(self) -> None:
+    def _start_coordinator(self, task: TaskConfig) -> None:
         """Begins the coordinator anew: the tasks that knew the one before have all ended."""
         self._end_coordinator()
         if self._job.coordinate is None:
             return
         authority = self._job.authority
-        scheme = self._job.task.config.scheme if authority is None else "tls"
         config = msgspec.structs.replace(
-            self._job.task,
+            task,
             role="coordinator",
-            listen=f"{scheme}://{self._engine.own_host}:0",
+            listen=f"{'tls' if authority else task.config.scheme}://{self._engine.own_host}:0",
             certificates="" if authority is None else authority.issue(COORDINATOR),
             restarts_left=self._supervision.whole_restarts_left,
         )

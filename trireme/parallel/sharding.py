@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trireme.errors import ConfigurationError
 from trireme.session.model.module_names import called_modules
-from trireme.tensors import is_dtensor, local_part, map_tensors, tensors_in
+from trireme.tensors import bytes_of, is_dtensor, local_part, map_tensors, tensors_in
 
 
 def copies(tensor: torch.Tensor, processes: int) -> int:
@@ -46,20 +47,21 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     for root in roots:
         for unit in (*_units(root, tied(root)), root):
             unit.register_forward_hook(_flatten_output)
-            fully_shard(unit, mesh=mesh, ignored_params=numbers)
+            # A root too, so that what a program writes between two steps goes to the shards.
+            fully_shard(unit, mesh=mesh, reshard_after_forward=True, ignored_params=numbers)
             unit.register_forward_hook(_restore_output)
     return module
 
 
-def load_whole_tensors(module: nn.Module, loaded: set[nn.Parameter]) -> None:
-    """Lets `load_state_dict` take whole tensors for parameters with shards, which it notes."""
+def load_whole_tensors(module: nn.Module, loaded: dict[nn.Parameter, int]) -> None:
+    """Lets `load_state_dict` take whole tensors for parameters with shards; notes checksums."""
 
     def divide(one: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
         for name, parameter in one.named_parameters(recurse=False):
             value = state.get(prefix + name)
             if is_dtensor(parameter) and isinstance(value, torch.Tensor) and not is_dtensor(value):
                 state[prefix + name] = local_part(parameter, value)
-                loaded.add(parameter)
+                loaded[parameter] = zlib.crc32(bytes_of(value).data)
 
     for one in module.modules():
         one.register_load_state_dict_pre_hook(divide)  # type: ignore[no-untyped-call]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import nn
@@ -25,27 +25,52 @@ class SharedWrites(ValueWatch):
     not counted, and changes values that no other process has.
     """
 
-    def __init__(self, trained: Trained, *, loaded: set[nn.Parameter] | None) -> None:
+    def __init__(self, trained: Trained, *, loaded: dict[nn.Parameter, int] | None) -> None:
         """Watches the parameters.
 
         Args:
             trained: the parameters.
-            loaded: those with shards that `load_state_dict` has filled, which are taken out here;
-                None where each process holds all of all parameters.
+            loaded: checksums of the whole tensors that `load_state_dict` has filled shards from,
+                which are taken out here; None where each process holds all of all parameters.
         """
         super().__init__(trained)
         self._replicated = replicated = loaded is None
-        self._loaded = set() if loaded is None else loaded
+        self._loaded = {} if loaded is None else loaded
         self._mine: list[str] = []
         self._warned = replicated
+        self._before: set[str] = set()  # written to before the package wrote itself
+        self._voted: dict[str, int] = {}  # the versions that the last votes were about
+        self._judged: list[nn.Parameter] = []  # of `loaded`, those that they were about
         self._take_shards()
 
     def remember(self, step: int | None = None) -> None:
         super().remember(step)
-        self._take_shards()
+        self._counts = self._shard_versions()
+        if step is not None:
+            self._take_shards()
+
+    def without(self, names: Collection[str]) -> tuple[set[str], set[str]]:
+        found, unknown = super().without(names)
+        return found | {*self._changed()}.difference(names), unknown
+
+    def keep(self, found: set[str], unknown: set[str]) -> None:
+        super().keep(found, unknown)
+        self._before = found
+
+    def end_of_step(self) -> None:
+        """Notes what was written to since the votes, as between two passes: the next tell of it."""
+        now = self._counted()
+        self._before = {name for name, count in self._voted.items() if now.get(name) != count}
+
+    def _changed(self) -> list[str]:
+        """Returns the parameters that were written to, so far as versions of shards tell."""
+        now, before = self._shard_versions(), self._counts
+        shards = {name for name, count in now.items() if before.get(name) != count}
+        return [name for name in self._trained.parameters if name in self._before | shards]
 
     def _take_shards(self) -> None:
-        self._loaded.clear()
+        for parameter in self._judged:
+            self._loaded.pop(parameter, None)
         self._counts = self._shard_versions()
         self._storages = {name: self._storage(name) for name in self._counts}
         self._draws = torch.get_rng_state() if self._counts and not self._warned else None
@@ -60,15 +85,14 @@ class SharedWrites(ValueWatch):
             ConfigurationError: it has assigned to the `data` of one, which leaves the shard as it
                 was.
         """
-        now = self._shard_versions()
         if lost := [name for name, at in self._storages.items() if self._storage(name) != at]:
             raise ConfigurationError(
                 f"the program has assigned to .data of {named(lost)}, of which each process has a "
                 "shard: the shard stays as it was, and the change would be lost. Write in place "
                 "instead, as parameter.data.copy_(values) or parameter.data.mul_(0.5)"
             )
-        drawn = [name for name, count in now.items() if self._counts.get(name, count) != count]
-        drawn = [name for name in drawn if self._trained.parameters[name] not in self._loaded]
+        parameters = self._trained.parameters
+        drawn = [name for name in self._changed() if parameters[name] not in self._loaded]
         if not drawn or self._draws is None or torch.equal(self._draws, torch.get_rng_state()):
             return ""
         self._warned = True
@@ -80,22 +104,29 @@ class SharedWrites(ValueWatch):
         )
 
     def touched(self) -> bool:
-        return self._counts != self._shard_versions() or super().touched()
+        return bool(self._changed()) or super().touched()
 
     def votes(self) -> list[float]:
         """Returns numbers for a sum over the processes: what this one has written."""
-        now, written = self._shard_versions(), self.written()
-        changed = [name for name, count in now.items() if self._counts.get(name, count) != count]
-        names = [*changed, *(name for name in [*written, *self.unknown] if name not in now)]
+        changed, written = self._changed(), self.written()
+        others = [name for name in [*written, *self.unknown] if name not in self._counts]
+        names = list(dict.fromkeys([*changed, *others]))
+        late = bool(self._before) and not self._replicated  # no value of now tells of it
+        self._voted, self._before = self._counted(), set()
+        self._judged = list(self._loaded)
         self._mine = list(dict.fromkeys([*names, *written]))
         if not names:
             return [0.0] * 4
         digest = self._digest(names)
-        return [1.0, digest, digest**2, float(bool(written))]
+        return [1.0, digest, digest**2, float(bool(written or self._loaded or late))]
 
     def _digest(self, names: Sequence[str]) -> float:
-        values = self.values_of(names) if self._replicated else 0
+        loaded = [self._loaded.get(self._trained.parameters[name]) for name in names]
+        values = self.values_of(names) if self._replicated else loaded
         return float(zlib.crc32(repr((names, values)).encode()) & 0xFFFF)
+
+    def _counted(self) -> dict[str, int]:
+        return {name: each._version for name, each in self._trained.parameters.items()}
 
     def _shard_versions(self) -> dict[str, int]:
         parameters = self._trained.parameters

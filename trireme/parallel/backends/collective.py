@@ -219,6 +219,8 @@ class Collective(Local):
         if self._agree_on_skips:
             skip = self.group.total([float(skip)])()[0] > 0
         self._vote_totals = self.group.vote()
+        if self._writes is not None:
+            self._writes.end_of_step()
         if not skip and self._clip_norm is not None:
             clip(self._held, self._clip_norm)
         super()._apply(examples, skip=skip)
