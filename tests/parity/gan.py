@@ -187,6 +187,14 @@ def step_another() -> str:
     return ""
 
 
+def step_another_later() -> None:
+    """Each process steps another optimizer in its second step."""
+    networks = networks_of()
+    optimizers = list(trireme.distribute(networks, optimizers_of(networks)).values())
+    _step_first(networks, optimizers[0])
+    _step_first(networks, optimizers[optimizers[0].replica])
+
+
 def step_another_in_session() -> str:
     """The same in a session."""
     try:

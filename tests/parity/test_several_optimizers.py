@@ -15,6 +15,7 @@ from tests.parity.gan import (
     ROUNDS,
     step_another,
     step_another_in_session,
+    step_another_later,
     train_loop,
     train_plain,
     train_session,
@@ -142,3 +143,11 @@ def test_a_step_names_its_optimizer(name: Any, said: str) -> None:
 def test_one_optimizer_is_not_named() -> None:
     with pytest.raises(ConfigurationError, match="has one optimizer"), make_session(adam) as s:
         s.step((torch.ones(1, 2), torch.ones(1, 2)), optimizer="a")
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_a_round_has_no_updates_of_different_optimizers(servers: int) -> None:
+    group = ProcessGroup(2, servers=servers, strategy="sync")
+    ran = run_process_group(group, step_another_later)
+    said = "".join(ran.raised.values())
+    assert "steps optimizer " in said and "in a round all step the same" in said

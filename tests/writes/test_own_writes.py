@@ -154,9 +154,12 @@ def part_loop(change: str) -> tuple[list[float], list[str]]:
         optimizer.zero_grad()
         model(INPUTS).square().mean().backward()
         optimizer.step()
-        if step == 1 and change == "load":
+        if step == 1 and change != "draw":
             torch.manual_seed(3)
-            model[2].load_state_dict(nn.Linear(8, 2).state_dict())
+            with torch.inference_mode(change == "inference"):
+                model[2].load_state_dict(nn.Linear(8, 2).state_dict())
+        if step == 1 and change == "load, then draw":
+            model[2].reset_parameters()
         elif step in (1, 2) and change == "draw":
             torch.manual_seed(step)
             model[2].reset_parameters()
@@ -244,17 +247,19 @@ def test_a_write_between_the_passes_of_a_step_counts_as_one_before_it(strategy: 
     assert "1 of 2 processes have written to parameters" in ran.raised[0]
 
 
-def test_a_part_of_a_model_of_shards_takes_whole_tensors() -> None:
-    ((want, _),) = run_process_group(ProcessGroup(), part_loop, "load").values
-    ran = run_process_group(ProcessGroup(workers=2, strategy="fsdp"), part_loop, "load")
+@pytest.mark.parametrize("change", ["load", "inference"])
+def test_a_part_of_a_model_of_shards_takes_whole_tensors(change: str) -> None:
+    ((want, _),) = run_process_group(ProcessGroup(), part_loop, change).values
+    ran = run_process_group(ProcessGroup(workers=2, strategy="fsdp"), part_loop, change)
     for found, warned in ran.values:
         assert found == pytest.approx(want, abs=1e-6)
         assert not warned  # the values were drawn in a copy
 
 
+@pytest.mark.parametrize("change", ["draw", "load, then draw"])
 @pytest.mark.parametrize(("strategy", "times"), [("fsdp", 1), ("allreduce", 0)])
-def test_values_drawn_in_shards_are_told_of_once(strategy: str, times: int) -> None:
-    ran = run_process_group(ProcessGroup(workers=2, strategy=strategy), part_loop, "draw")
+def test_values_drawn_in_shards_are_told_of_once(strategy: str, times: int, change: str) -> None:
+    ran = run_process_group(ProcessGroup(workers=2, strategy=strategy), part_loop, change)
     for _, warned in ran.values:
         assert len(warned) == times
         assert all("parameters '2.weight' and 1 more" in line for line in warned)

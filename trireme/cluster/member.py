@@ -183,7 +183,6 @@ class Member(MemberProtocol):
             self._wakeup.close()
 
     def _wait(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Waits for a condition, or the end of the job or of this membership."""
         return self.wait_until(
             lambda: condition() or self.over is not None or self.ended, time.monotonic() + seconds
         )

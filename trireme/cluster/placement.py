@@ -172,7 +172,6 @@ def _with_backups(
 
 
 def _holders(wanted: ShardEntry, shards: Shards) -> set[int]:
-    """Returns the servers that hold all slots of a shard already."""
     overlap = [set(shard.copies) for shard in shards if _overlap(shard, wanted.start, wanted.stop)]
     return set[int].intersection(*overlap) if overlap else set()
 

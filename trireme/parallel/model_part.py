@@ -49,7 +49,7 @@ class MeshPart(ModelPart):
         self.device = process_group.device
         self.stages: list[tuple[int, Stage]] = []
         self.total_stages = 1
-        self.loaded: dict[nn.Parameter, int] = {}  # checksums of what `load_state_dict` has filled
+        self.loaded: dict[nn.Parameter, tuple[int, int]] = {}  # see `load_whole_tensors`
         copied = copy.deepcopy(model) if cut is None else cut
         if cut is not None:  # the program's own module keeps its own buffers
             _share_state(model, cut)

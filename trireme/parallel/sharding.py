@@ -53,15 +53,25 @@ def fully_sharded(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return module
 
 
-def load_whole_tensors(module: nn.Module, loaded: dict[nn.Parameter, int]) -> None:
-    """Lets `load_state_dict` take whole tensors for parameters with shards; notes checksums."""
+def load_whole_tensors(module: nn.Module, loaded: dict[nn.Parameter, tuple[int, int]]) -> None:
+    """Lets `load_state_dict` take whole tensors for parameters with shards.
+
+    Args:
+        module: has the parameters, of its own and of its children.
+        loaded: takes the checksum of each, and the version of the parameter that has its values.
+    """
 
     def divide(one: nn.Module, state: dict[str, Any], prefix: str, *_: object) -> None:
         for name, parameter in one.named_parameters(recurse=False):
             value = state.get(prefix + name)
-            if is_dtensor(parameter) and isinstance(value, torch.Tensor) and not is_dtensor(value):
-                state[prefix + name] = local_part(parameter, value)
-                loaded[parameter] = zlib.crc32(bytes_of(value).data)
+            if not is_dtensor(parameter) or not isinstance(value, torch.Tensor):
+                continue
+            if not is_dtensor(value) and not value.is_meta:
+                with torch.inference_mode(False):
+                    state[prefix + name] = local_part(
+                        parameter, value.clone() if value.is_inference() else value
+                    )
+                loaded[parameter] = zlib.crc32(bytes_of(value).data), parameter._version + 1
 
     for one in module.modules():
         one.register_load_state_dict_pre_hook(divide)  # type: ignore[no-untyped-call]

@@ -25,13 +25,16 @@ class SharedWrites(ValueWatch):
     not counted, and changes values that no other process has.
     """
 
-    def __init__(self, trained: Trained, *, loaded: dict[nn.Parameter, int] | None) -> None:
+    def __init__(
+        self, trained: Trained, *, loaded: dict[nn.Parameter, tuple[int, int]] | None
+    ) -> None:
         """Watches the parameters.
 
         Args:
             trained: the parameters.
             loaded: checksums of the whole tensors that `load_state_dict` has filled shards from,
-                which are taken out here; None where each process holds all of all parameters.
+                with versions of the parameters, which are taken out here; None where each process
+                holds all of all parameters.
         """
         super().__init__(trained)
         self._replicated = replicated = loaded is None
@@ -89,10 +92,14 @@ class SharedWrites(ValueWatch):
             raise ConfigurationError(
                 f"the program has assigned to .data of {named(lost)}, of which each process has a "
                 "shard: the shard stays as it was, and the change would be lost. Write in place "
-                "instead, as parameter.data.copy_(values) or parameter.data.mul_(0.5)"
+                "under torch.no_grad(), as parameter.mul_(0.5), or call load_state_dict"
             )
         parameters = self._trained.parameters
-        drawn = [name for name in self._changed() if parameters[name] not in self._loaded]
+        drawn = [
+            name
+            for name in self._changed()
+            if self._loaded.get(parameters[name], (0, -1))[1] != parameters[name]._version
+        ]
         if not drawn or self._draws is None or torch.equal(self._draws, torch.get_rng_state()):
             return ""
         self._warned = True
@@ -102,9 +109,6 @@ class SharedWrites(ValueWatch):
             "each process draws those of its own shard, and the whole is ANOTHER than in one "
             "process: draw them in a copy of the model, and load its state_dict() in every process"
         )
-
-    def touched(self) -> bool:
-        return bool(self._changed()) or super().touched()
 
     def votes(self) -> list[float]:
         """Returns numbers for a sum over the processes: what this one has written."""
@@ -121,8 +125,10 @@ class SharedWrites(ValueWatch):
         return [1.0, digest, digest**2, float(bool(written or self._loaded or late))]
 
     def _digest(self, names: Sequence[str]) -> float:
-        loaded = [self._loaded.get(self._trained.parameters[name]) for name in names]
-        values = self.values_of(names) if self._replicated else loaded
+        whole = [name for name in names if name not in self._counts]
+        parts = [name for name in names if name in self._counts]
+        loaded = [self._loaded.get(self._trained.parameters[name], (0,))[0] for name in parts]
+        values = self.values_of(whole), loaded
         return float(zlib.crc32(repr((names, values)).encode()) & 0xFFFF)
 
     def _counted(self) -> dict[str, int]:

@@ -187,8 +187,8 @@ class Push(FromWorker, frozen=True, array_like=True):
     absent: tuple[Number, ...] = ()
     # updates of extra values, and which of them the answer brings, as they are after the update
     extra: Extra = ()
-    # a digest of the values that the worker has written before, by `WriteValues`; 0 for none. The
-    # updates of a round must agree.
+    # a digest of the values that the worker has written before, by `WriteValues`; 0 for none; and
+    # from bit 32 on, which of several optimizers makes the step. The updates of a round must agree.
     written: Number = 0
     digest: Number = 0  # of the payload; 0 where none was taken
 
@@ -197,6 +197,7 @@ class PushFields(TypedDict, total=False):
     """What a push is of, besides its weight; what is left out is as in `Push`."""
 
     hyper: tuple[GroupSpec, ...] | None  # the present ones; None where the worker has its own
+    optimizer: int  # the position of the one that makes the step, of several
     examples: Sequence[Span]
     pull: bool
     pulled: int | None  # None for the step of the newest values

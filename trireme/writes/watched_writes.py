@@ -169,9 +169,6 @@ class ValueWatch:
     def warning(self) -> str:
         return ""
 
-    def touched(self) -> bool:
-        return bool(self.written() or self.unknown)
-
     def values_of(self, names: Sequence[str]) -> int:
         chosen = [to_local(self._trained.parameters[name].detach()) for name in names]
         return zlib.crc32(repr([_sum(each) for each in chosen]).encode())

@@ -216,7 +216,8 @@ class Client:
         """
         protocol = self._protocol
         fields.setdefault("absent", self._flat.absent)
-        protocol.push(protocol.next_push(weight, self._written, **fields))
+        written = self._written | fields.pop("optimizer", 0) << 32
+        protocol.push(protocol.next_push(weight, written, **fields))
         self._written = 0
         self._flat.collect_gradients()
         with suppress(Divided):  # else it is sent to other shards when it is waited for

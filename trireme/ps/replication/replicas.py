@@ -113,7 +113,6 @@ class Replicas(Generic[_L]):
                 yield replica, output
 
     def _entries(self, view: View) -> Mapping[int, ShardEntry]:
-        """Returns the shards of a view; each server has one where none are named."""
         if view.shards:
             return dict(enumerate(view.shards))
         return {self._server: ShardEntry(0, 1, self._server)}

@@ -196,7 +196,6 @@ class Answers:
         return leader is not None and leader.ending.undecided(worker, state.step)
 
     def _is_last(self, worker: int) -> bool:
-        """Returns whether a worker is to stop training, which shard 0 tells."""
         state, leader = self._state, self._state.leader
         return leader is not None and not leader.ending.grant(worker, state.step)
 

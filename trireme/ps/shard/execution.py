@@ -78,6 +78,11 @@ class Updates:
         worker, written = self._written
         if written == push.written:
             return None
+        if written >> 32 != push.written >> 32:
+            return (
+                f"this worker steps optimizer {push.written >> 32}, and worker:{worker} "
+                f"{written >> 32}: in a round all step the same, in as many batches (drop_last=True)"
+            )
         return (
             f"this worker and worker:{worker} have written different values since step "
             f"{push.pulled}, or one of them none: values that the program changes itself must be "

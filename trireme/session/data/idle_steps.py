@@ -83,7 +83,6 @@ class IdleSteps:
         self._times = 1  # the next wait is short
 
     def _exchange(self) -> bool:
-        """Waits for the worker's own update, and returns whether there was one."""
         if (result := self._flush()) is not None:
             self._worker.updated(result)
         return result is not None

@@ -219,7 +219,6 @@ class Computation:
         return self.forward(inputs, targets)
 
     def _united(self, totals: dict[str, float]) -> dict[str, float]:
-        """Returns the sums over the processes that evaluate together."""
         return totals
 
     @contextmanager

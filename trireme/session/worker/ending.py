@@ -55,7 +55,6 @@ def _wait_for_chief(worker: Worker) -> bool:
 
 
 def _follow_chief(worker: Worker) -> None:
-    """Takes over from a chief that was lost, or hands over to one that came back."""
     lifecycle = worker.lifecycle
     if lifecycle.last_chief.follow(lifecycle.view, worker.global_step):
         worker.checkpoints.follow_view()

@@ -161,7 +161,6 @@ class Recorder:
         }
 
     def _observed(self) -> dict[str, float | str]:
-        """Returns what observers tell."""
         every = [each.status() for each in self._worker.observers.values()]
         return {name: told for status in every for name, told in status.items()}
 

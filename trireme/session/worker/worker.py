@@ -323,6 +323,7 @@ class Worker:
         backend, extension, began = self.backend, self.setup.extension, time.monotonic()
         if extension is not None:
             fields["extra"] = extension.request()
+        fields["optimizer"] = getattr(self.setup.optimizer, "chosen", 0)
         backend.push(weight, **fields)
         pushed = time.monotonic()
         meanwhile()
