@@ -150,4 +150,4 @@ def test_a_round_has_no_updates_of_different_optimizers(servers: int) -> None:
     group = ProcessGroup(2, servers=servers, strategy="sync")
     ran = run_process_group(group, step_another_later)
     said = "".join(ran.raised.values())
-    assert "steps optimizer " in said and "in a round all step the same" in said
+    assert "steps optimizer " in said and "all of a round step the same" in said

@@ -81,7 +81,7 @@ class Updates:
         if written >> 32 != push.written >> 32:
             return (
                 f"this worker steps optimizer {push.written >> 32}, and worker:{worker} "
-                f"{written >> 32}: in a round all step the same, in as many batches (drop_last=True)"
+                f"{written >> 32}: all of a round step the same, in as many batches (drop_last)"
             )
         return (
             f"this worker and worker:{worker} have written different values since step "
