@@ -53,8 +53,8 @@ class TableModule(ExtensionLayer):
         initializer: the first values of a row; None for normally distributed ones, as torch's, of a
             seed that follows from the table's name. Rows of two tables with the same initializer,
             its seed included, begin with the same values for the same key.
-        dtype: `torch.float32` or `torch.float64`; `module.double()` and `float()` change it, before
-            the session is entered.
+        dtype: `torch.float32` or `torch.float64`; None for torch's default dtype. `module.double()`
+            and `float()` change it, before the session is entered.
         admit_after: at which touch a key gets a row: see `trireme.tables.table_spec.TableSpec`.
         drop_after: after how many steps without a touch a row is dropped; 0 for never.
         ids: batch -> the ids that the module looks up for it, as one tensor. Where it is given, the
@@ -86,7 +86,7 @@ class TableModule(ExtensionLayer):
         table: str | None = None,
         optimizer: Optimizer | None = None,
         initializer: Initializer | None = None,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
         admit_after: int = 1,
         drop_after: int = 0,
         ids: Callable[[Any], torch.Tensor] | None = None,
@@ -107,7 +107,7 @@ class TableModule(ExtensionLayer):
         ids_end = num_embeddings or 0
         if padding_idx is not None and ids_end and not 0 <= padding_idx < ids_end:
             raise ConfigurationError(f"padding_idx={padding_idx}: ids run from 0 to {ids_end - 1}")
-        _check_dtype(dtype)
+        _check_dtype(dtype := dtype or torch.get_default_dtype())
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.padding_idx = padding_idx

@@ -276,3 +276,12 @@ def test_processes_that_hold_a_model_together_refuse_tables(
     assert len(raised) == 2
     for text in raised.values():
         assert f"trireme.ps.connect) under the strategy {strategy} are not built yet" in text
+
+
+def test_rows_have_the_default_dtype_of_torch() -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert trireme.Embedding(None, 4).dtype == torch.float64
+        assert trireme.Embedding(None, 4, dtype=torch.float32).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
