@@ -462,7 +462,6 @@ class Supervision:
 
     @property
     def _achieved(self) -> bool:
-        """Whether a worker has ended well, even if it was killed before its process ended."""
         return self._left > 0 or (self._job_over and bool(self._workers))
 
 

@@ -179,9 +179,11 @@ def test_a_copy_is_asked_for_again_where_an_answer_was_lost() -> None:
 
 def test_hyper_parameters_are_sent_with_the_next_update_that_has_examples() -> None:
     protocol, faster = attached(1, (True, 1)), (GroupSpec({"lr": 2.0}),)
+    slower = (GroupSpec({"lr": 0.5}),)
     sent = []
-    for weight in (0.0, 3.0, 3.0):
-        push = protocol.next_push(weight, hyper=faster)
+    # In the step at the slower rate only others have examples: the servers have theirs after it.
+    for weight, hyper in [(0.0, faster), *[(3.0, faster)] * 2, (0.0, slower), (3.0, faster)]:
+        push = protocol.next_push(weight, hyper=hyper)
         sent.append(push.hyper)
         protocol.push(push)
         wait = protocol.wait()
@@ -189,7 +191,7 @@ def test_hyper_parameters_are_sent_with_the_next_update_that_has_examples() -> N
         with pytest.raises(StopIteration):
             wait.send(applied(1))
             wait.send(None)
-    assert sent == [None, faster, None]
+    assert sent == [None, faster, None, None, faster]
 
 
 class Parts(ExtraParts):

@@ -238,6 +238,8 @@ class ClientProtocol:
         named: dict[str, Any] = {**fields}
         hyper, pulled = named.pop("hyper", None), named.pop("pulled", None)
         named["examples"] = tuple(named.get("examples", ()))
+        if not weight and hyper != self._hyper:
+            self._hyper = None  # others tell the servers, who would take "unchanged" for theirs
         self._extra, self._parts = named.pop("extra", None), None
         return messages.Push(
             view=0,

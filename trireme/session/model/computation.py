@@ -215,7 +215,6 @@ class Computation:
         return {name: total / count for name, total in totals.items()}
 
     def _evaluated(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any] | None:
-        """Returns the loss and the outputs of a batch; None if another process has them."""
         return self.forward(inputs, targets)
 
     def _united(self, totals: dict[str, float]) -> dict[str, float]:
