@@ -24,7 +24,11 @@ def write_metadata(folder: Path, name: str, *, points: str = "", more: str = "")
 
 
 def forget() -> None:
-    """Has what is installed read again."""
+    """Has what is installed read again.
+
+    At the end of a test, once `sys.path` is as it was: a thread that another test has left may
+    read in between, and what it finds then stays.
+    """
     plugins._read.cache_clear()
     plugins._points.cache_clear()
     plugins._names.cache_clear()

@@ -38,6 +38,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         write_metadata(tmp_path, dist, points=points, more=more)
 
     yield installed
+    monkeypatch.undo()
     forget()
     for name in [name for name in sys.modules if name.endswith("_module")]:
         if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
@@ -139,6 +140,7 @@ def test_an_entry_point_of_another_form_disturbs_no_other(
     forget()
     with pytest.raises(ConfigurationError, match="one of a package without METADATA"):
         COMMANDS.load("one")
+    monkeypatch.undo()
     forget()
 
 

@@ -70,6 +70,7 @@ def test_a_function_goes_to_tasks_of_this_host_alone(
         with pytest.raises(trireme.UsageError, match="on is ray: a function goes to processes of"):
             trireme.run(print, on="ray")
     finally:
+        monkeypatch.undo()
         forget()
 
 

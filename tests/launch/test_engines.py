@@ -84,6 +84,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where packages are installed."""
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
+    monkeypatch.undo()
     forget()
     for name in [name for name in sys.modules if name.startswith("of_")]:
         del sys.modules[name]

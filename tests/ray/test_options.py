@@ -21,6 +21,7 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(tmp_path)
     write_metadata(tmp_path, "ray")
     yield
+    monkeypatch.undo()
     forget()
 
 
