@@ -375,6 +375,36 @@ def test_new_layers_that_differ_are_refused() -> None:
     assert all("seed torch before new layers are built" in said for said in ran.raised.values())
 
 
+def inserting(seeded: bool) -> float:
+    """Puts a layer before the others, which have other names then; returns the sum of all."""
+    model = made()
+    optimizer = trireme.distribute(model, torch.optim.Adam(model.parameters(), lr=0.05))
+    if not seeded:
+        torch.manual_seed(trireme_rank())
+    for step in range(4):
+        if step == 2:
+            if seeded:
+                torch.manual_seed(1)
+            model.insert(0, nn.Linear(6, 6))
+            optimizer.add_param_group({"params": list(model[0].parameters())})
+        optimizer.zero_grad()
+        model(data(optimizer.replica, optimizer.replicas)).square().mean().backward()
+        optimizer.step()
+    optimizer.close()
+    return float(sum(p.detach().double().sum() for p in model.parameters()))
+
+
+def test_a_new_layer_that_takes_the_name_of_another_is_trained_or_refused() -> None:
+    (alone,) = run_process_group(GROWING["alone"], inserting, True).values
+    together = run_process_group(GROWING["allreduce"], inserting, True).values
+    assert together == pytest.approx([alone, alone], rel=1e-6)
+    unlike = run_process_group(GROWING["allreduce"], inserting, False)
+    assert len(unlike.raised) == 2
+    assert all("seed torch before new layers are built" in s for s in unlike.raised.values())
+    served = run_process_group(GROWING["sync"], inserting, True)
+    assert all("servers know it by its name" in said for said in served.raised.values())
+
+
 def expected(way: str) -> str:
     if way == "unfreeze":
         return "parameter '0.weight' requires a gradient now, and did not when training began"

@@ -103,6 +103,13 @@ class TrainingSetup:
         """Returns the optimizer's groups as they are trained: with what the program froze later."""
         before = self.flat.parameters
         every = named_groups(self.model, self.optimizer, frozen=True)
+        known = {id(parameter): name for name, parameter in before.items()}
+        for name, parameter in chain.from_iterable(every):
+            if self.settings.task.servers and known.get(id(parameter), name) != name:
+                raise ConfigurationError(
+                    f"the parameter {known[id(parameter)]!r} is called {name!r} since another was "
+                    "put before it, and servers know it by its name: append new modules at the end"
+                )
         return [[(n, p) for n, p in group if p.requires_grad or n in before] for group in every]
 
     def lay_out_again(self) -> int:
@@ -111,7 +118,8 @@ class TrainingSetup:
         flat.lay_out(self.groups_now())
         if self.reducer is not None:
             self.reducer.lay_out()
-        added = [each for name, each in flat.parameters.items() if name not in before]
+        known = set(map(id, before.values()))
+        added = [each for each in flat.parameters.values() if id(each) not in known]
         digests = [digest(each.detach()) for each in added]
         return zlib.crc32(repr((flat.layout.spec, digests)).encode())
 
