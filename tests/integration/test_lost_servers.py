@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -126,7 +125,7 @@ def test_synchronous_rounds_go_on_as_if_no_server_had_died(shell: Shell) -> None
 def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
     shell: Shell, end: tuple[object, ...]
 ) -> None:
-    """There is none yet: the job begins again at step 0."""
+    """There is none yet: the workers are started again, and begin at step 0."""
     steps = 400  # 1.6 epochs of 1,000 examples
     words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "async")
     running = counting(shell, steps, *words, "--max-restarts", 2, program=end)
@@ -136,11 +135,35 @@ def test_where_all_copies_are_lost_the_job_goes_back_to_its_newest_checkpoint(
         assert tasks.send(f"ps:{server}", 9)
     ended = running.ended()
     assert ended.status == 0, ended.text
-    assert "all copies of a part of the parameters were lost: the job goes" in ended.text
-    data = latest(Path(shell.directory / "run"), lambda path, error: pytest.fail(f"{path}"))
-    assert data is not None and data.step == steps
+    assert "were lost before the first checkpoint" in ended.text
+    data = saved(shell, steps)
+    assert sum(updates(data)) == sum(table(data).values()) == steps
     if end:
         assert consumed(data) == [[0, steps * BATCH]]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("loop", ["session", "own"])
+def test_a_schedule_and_what_a_loop_keeps_go_back_with_the_job(shell: Shell, loop: str) -> None:
+    words = ("--ps", 2, "--replicas", 2, "--workers", 2, "--strategy", "sync")
+    program = (PROGRAMS / "rates.py", "--steps", 120, "--every", 40)
+    running = shell.start(
+        *("run", *words, "--max-restarts", 2, "--run-dir", "run", *program),
+        *(["--own-loop"] if loop == "own" else []),
+    )
+    run, deadline = shell.directory / "run", time.monotonic() + 120
+    while not list_checkpoints(run) or step_of(shell, "worker:0") < 62:
+        assert time.monotonic() < deadline, "there is no checkpoint"
+    for server in range(2):
+        assert Tasks(run).send(f"ps:{server}", 9)
+    release(shell)
+    ended = running.ended()
+    assert ended.status == 0, ended.text
+    assert re.search(r"the job goes back from step \d+ to step 40", ended.text), ended.text
+    assert saved(shell, 120).model["count"].tolist() == [30 * 1 + 30 * 2 + 60 * 4]
+    if loop == "own":
+        assert ended.text.count("made 120") == 2
+        assert "only that goes back with the job which optimizer.keep has" in ended.text
 
 
 @pytest.mark.slow

@@ -40,10 +40,19 @@ class KeptState:
             raise ConfigurationError(f"keep({name!r}): another object has this name")
         encoded(name, 0, held.state_dict())  # what cannot be held is refused now
         self.held[name] = held
+        return self._load(name, held)
+
+    def go_back(self) -> None:
+        """Loads the states of the step to which the job has gone back."""
+        for name, held in self.held.items():
+            self._load(name, held)
+
+    def _load(self, name: str, held: Stateful) -> bool:
         checkpoints, backend = self._worker.checkpoints, self._worker.backend
         found = [*backend.collect(f"kept/{name}").values()]
         if (restored := checkpoints.known_kept.get(name)) is not None:
             found.append(restored)
+        found = [data for data in found if decoded(data)[0] <= backend.global_step]
         group = self._worker.setup.process_group
         if group is not None:
             newest = max(map(decoded, found), key=lambda each: each[0], default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import trireme
+from tests.harness import Cluster, run_job
 from trireme.errors import CheckpointError, Rejected
 from trireme.ps.layout import Layout
 from trireme.ps.messages import LayoutSpec, ParameterSpec
@@ -25,21 +27,28 @@ DATA = TensorDataset(INPUTS, (INPUTS.sum(1) > 0).long())
 NAN = float("nan")
 
 
-def train(run_dir: Path, steps: int) -> int:
-    """Trains up to a step; returns the step from which it went on."""
-    model = nn.Sequential(nn.Linear(8, 2), nn.BatchNorm1d(2))
-    session = trireme.Session(
-        model,
+def session_of(run_dir: Path | None, steps: int) -> trireme.Session:
+    return trireme.Session(
+        nn.Sequential(nn.Linear(8, 2), nn.BatchNorm1d(2)),
         nn.CrossEntropyLoss(),
         lambda parameters: torch.optim.Adam(parameters, lr=0.1),
         run_dir=run_dir,
         max_steps=steps,
         ema=0.9,
     )
-    with session:
-        for batch in session.loader(DATA, 10):
-            session.step(batch)
+
+
+def steps_of(session: trireme.Session) -> int:
+    """Trains to the end; returns the step from which it went on."""
+    for batch in session.loader(DATA, 10):
+        session.step(batch)
     return session.restored_from or 0
+
+
+def train(run_dir: Path, steps: int) -> int:
+    """Trains up to a step, in one process."""
+    with session_of(run_dir, steps) as session:
+        return steps_of(session)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +128,18 @@ def test_tensors_of_another_model_or_optimizer(
 def test_the_unchanged_one_is_gone_on_from(tmp_path: Path, good: CheckpointData) -> None:
     save(tmp_path, good)
     assert train(tmp_path, 8) == 6
+
+
+def test_the_counts_of_pushes_go_on_and_their_sequences_do_not(tmp_path: Path) -> None:
+    for steps, began in ((6, 0), (10, 6)):
+        ran = run_job(
+            Cluster(run_dir=tmp_path), partial(lambda n, _: session_of(None, n), steps), steps_of
+        )
+        assert ran.values == [began]
+    data = latest(tmp_path, lambda path, error: pytest.fail(f"{path}: {error}"))
+    assert data is not None
+    ((worker, incarnation, sequence, applied, stale),) = data.state["pushes"]
+    assert (worker, incarnation, sequence, applied, stale) == (0, 1, 4, 10, 0)
 
 
 def test_what_another_precision_saved_is_converted(tmp_path: Path, good: CheckpointData) -> None:

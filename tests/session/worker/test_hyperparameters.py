@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler as schedules
 
 from tests.harness import Cluster, run_job
 from trireme.session.session import Session
@@ -58,6 +59,40 @@ def test_a_setting_that_is_changed_in_place_counts_as_in_one_process(
         return run_job(cluster, session, program).values[0]
 
     assert torch.allclose(trained(Cluster(1, 1, "async")), trained(Cluster(1, 0)), atol=1e-6)
+
+
+SCHEDULES: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+    "lambda": lambda made: schedules.LambdaLR(made, lambda step: 1 / (1 + step)),
+    "cycle": lambda made: schedules.OneCycleLR(made, 1.0, 100),
+    "several": lambda made: schedules.SequentialLR(
+        made, [schedules.LinearLR(made), schedules.ExponentialLR(made, 0.9)], [7]
+    ),
+    "restarts": lambda made: schedules.CosineAnnealingWarmRestarts(made, 5),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
+def test_a_schedule_goes_back_with_the_job(name: str, rate: Any) -> None:
+    def session() -> Session:
+        model = nn.Linear(4, 1)
+        adam = torch.optim.Adam(model.parameters(), lr=_copied(rate), foreach=False)
+        loss = nn.functional.mse_loss
+        return Session(model, loss, adam, scheduler=SCHEDULES[name])
+
+    def settings(session: Session) -> list[float]:
+        (group,) = session.optimizer.param_groups
+        return [float(group["lr"]), *group["betas"]]
+
+    with session() as gone_back:
+        hyper = gone_back.worker.hyper
+        hyper.advance(50)
+        hyper.rewind()
+        hyper.advance(20)
+        found = settings(gone_back)
+    with session() as straight:
+        straight.worker.hyper.advance(20)
+        assert found == pytest.approx(settings(straight))
 
 
 def _copied(value: Any) -> Any:

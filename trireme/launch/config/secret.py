@@ -54,11 +54,7 @@ def read_private(path: Path, what: str, advice: str) -> str:
 
 
 def nameless_file(what: str) -> IO[bytes]:
-    """Returns an empty file without a name, open for reading and writing, unbuffered.
-
-    It is in memory where the system can do that (Linux), else a temporary file that has been
-    removed already. It is gone when the last process has closed it.
-    """
+    """Returns an empty, unbuffered file without a name, gone when the last process closes it."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create(f"trireme-{what}"), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)

@@ -145,11 +145,7 @@ class Replicas(Generic[_L]):
     def spoken(
         self, link: _L, message: ConnectToLeader
     ) -> tuple[Replica[_L], list[FromServer]] | None:
-        """Takes the connection of the primary of another shard to shard 0.
-
-        Returns:
-            The replica of shard 0, and the messages to send at once; None where that is not so.
-        """
+        """Takes another primary's connection to shard 0; returns its replica, and what to send."""
         replica, entry = self.local(0), self._entries(self.view).get(message.shard)
         if replica is None or replica.generation != message.generation:
             return None
@@ -197,11 +193,7 @@ class Replicas(Generic[_L]):
         return 0 if self.view.number else None
 
     def connected(self, link: _L, peer: Peer) -> tuple[Replica[_L], list[Message]] | None:
-        """Takes a connection that this server has made; returns the messages to send at once.
-
-        Returns:
-            The replica that it is of, and the messages; None where it is not wanted any more.
-        """
+        """Takes a connection that this server has made; returns its replica, and what to send."""
         replica = self.by_shard.get(peer.shard)
         if replica is None or peer not in self.peers():
             return None

@@ -278,11 +278,7 @@ class Execution:
         return self.proceed()
 
     def drop(self, who: Participant) -> list[Pending]:
-        """Drops what a worker that is out had begun, unless the leader may apply it.
-
-        Returns:
-            Its pushes that are not answered.
-        """
+        """Drops what a lost worker had begun, if it may; returns pushes that are not answered."""
         unanswered, leader = list[Pending](), self._state.leader
         if (answer := self.answers.withheld.pop(who.worker, None)) is not None:
             unanswered.append(answer.pending)

@@ -109,11 +109,7 @@ class PushTable:
         }
 
     def restore(self, rows: Iterable[WorkerProgress]) -> None:
-        """Takes the counts over from a snapshot, and nothing else.
-
-        Sequence numbers count the pushes of one process. Those of the snapshot's processes say
-        nothing about the processes of a job that is resumed from it.
-        """
+        """Takes over the counts; sequence numbers are of the processes of then."""
         self.records = {
             row.worker: WorkerRecord(applied=row.applied, stale=row.stale) for row in rows
         }

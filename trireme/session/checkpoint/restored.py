@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 from trireme.errors import CheckpointError
-from trireme.ps.messages import Span
+from trireme.ps.messages import Span, WorkerProgress
 from trireme.session.checkpoint import CheckpointData
 from trireme.session.checkpoint.streamed import renamed, shapes_of
 from trireme.wire.message import Index, Name, Number
@@ -26,6 +26,7 @@ class JobState(msgspec.Struct, frozen=True):
     sizes: dict[Name, Number] = {}  # the number of examples of each data set
     orders: dict[Name, Number] = {}  # the fingerprint of each data set's order
     consumed: dict[Name, tuple[tuple[Number, Number], ...]] = {}  # examples in the parameters
+    pushes: tuple[WorkerProgress, ...] = ()  # of the job's workers
     kept: dict[Name, str] = {}  # the states that the program keeps, in base64
     tables: dict[Name, Name] = {}  # what the checkpoint says of the extra values
 

@@ -10,7 +10,7 @@ import msgspec
 import torch
 
 from trireme.cluster.view import View
-from trireme.errors import CheckpointError, ConfigurationError, JobFailed, WireError
+from trireme.errors import CheckpointError, ConfigurationError, JobFailed, RolledBack, WireError
 from trireme.launch.config.task_config import BY_HAND
 from trireme.ps.messages import OptimizerSpec
 from trireme.ps.optimizers import export_state, members, name_of
@@ -60,18 +60,22 @@ class WorkerCheckpoints:
     def state_again(self) -> ModelState:
         """Returns the newest undamaged checkpoint's values, as the servers have lost theirs."""
         self._storage.settle()
-        checkpoint = self._newest()
+        resume = self._setup.settings.options.resume
+        checkpoint = self._newest() if resume == "never" else self._find()
+        # Started again, with the others, this worker could go on in both cases.
         if checkpoint is None:
-            self._progress.warn(
-                "there is no checkpoint: the job begins again at step 0, from this worker's values"
+            raise RolledBack(
+                "all copies of a part of the parameters were lost before the first checkpoint, and "
+                "with them the job: start it again (--max-restarts starts its workers again)",
+                0,
             )
-        elif added := self._setup.flat.parameters.keys() - shapes_of(checkpoint.model).keys():
-            raise JobFailed(  # started again, with the others, this worker could go on
+        if added := self._setup.flat.parameters.keys() - shapes_of(checkpoint.model).keys():
+            raise JobFailed(
                 f"the servers' values are lost, and the newest checkpoint, of step "
                 f"{checkpoint.step}, is of a time before the optimizer was given "
                 f"{', '.join(sorted(added))}"
             )
-        state = self._own_state() if checkpoint is None else self._restore(checkpoint)
+        state = self._restore(checkpoint)
         self.buffers.hand_out()
         return state
 
@@ -99,8 +103,9 @@ class WorkerCheckpoints:
         resume, run_dir = self._setup.settings.options.resume, self._setup.settings.home
         if resume not in ("auto", "never"):
             newest, job = self._newest(), self._setup.settings.task.job
-            if newest is not None and newest.state.get("job") == job != BY_HAND:
-                return newest  # the job was started again, and has saved since
+            state = {} if newest is None else newest.state
+            if state.get("job") == job != BY_HAND or state.get("epoch") == self._lifecycle.epoch:
+                return newest  # the job was started again, or goes back, and has saved since
             return load(resume, streamed=self._backend.streams)
         if resume == "never" and run_dir is not None and list_checkpoints(run_dir):
             raise ConfigurationError(
@@ -141,8 +146,7 @@ class WorkerCheckpoints:
         self.known_kept = then.states
         for name, value in then.states.items():
             self._backend.share(f"kept/{name}", value)
-        workers = self._setup.settings.task.workers
-        if warning := self._backend.hand_out_states(data, then, workers):
+        if warning := self._backend.hand_out_states(data, then, self._setup.settings.task.workers):
             self._progress.warn(warning)
         # The chief hands out frozen parameters as constants, unless it does not hold them.
         held = named_parameters(self._setup.model) if self._setup.lean else flat.parameters.items()
@@ -151,6 +155,7 @@ class WorkerCheckpoints:
             values=renamed(data.model, {name: name for name, _ in held}),
             average=data.average,
             optimizer=self._optimizer_of(data, then),
+            workers=then.pushes,
             sizes=dict(then.sizes),
             orders=dict(then.orders),
             consumed=then.spans,
@@ -287,8 +292,7 @@ class WorkerCheckpoints:
             described["kept"] = kept
         constants = self.buffers.constants()
         # Only what `state_dict` has: not the model's non-persistent buffers.
-        means = self.buffers.average().items()
-        averages = {name: mean for name, mean in means if name in constants}
+        averages = {n: mean for n, mean in self.buffers.average().items() if n in constants}
         tied = renamed(state.values, self._aliases(state.values))
         data = CheckpointData(
             state.step,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from importlib import import_module
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ class Hyperparameters:
         # Counted here, as not every scheduler counts its steps.
         self._scheduled = getattr(self.scheduler, "last_epoch", 0)
         self._optimizer = setup.optimizer
+        if self.scheduler is not None:
+            self._first = deepcopy((self.scheduler.state_dict(), self._values(), self._scheduled))
         self._settings = settings = setup.settings
         self._progress = progress
         self._warned = False
@@ -73,6 +76,18 @@ class Hyperparameters:
         if not self._warned:
             self._warned = True
             self._progress.warn(text)
+
+    def _values(self) -> list[dict[str, Any]]:
+        groups = self._optimizer.param_groups
+        return [{k: v for k, v in group.items() if k != "params"} for group in groups]
+
+    def rewind(self) -> None:
+        """Puts the schedule back to its beginning, as the job has lost steps."""
+        if self.scheduler is not None:
+            state, groups, self._scheduled = deepcopy(self._first)
+            self.scheduler.load_state_dict(state)
+            for group, values in zip(self._optimizer.param_groups, groups, strict=False):
+                group.update(values)
 
     def advance(self, step: int) -> None:
         """Advances the scheduler, where there is one, to a global step of the job."""

@@ -412,6 +412,7 @@ class Worker:
         else:
             self.life = lifecycle.life
             self.checkpoints.take_first()
+            self.hyper.rewind()
             self.progress.warn(str(rolled_back(before, backend.step)))
         self.rejoined += 1
         self.remember()
