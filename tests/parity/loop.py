@@ -154,6 +154,24 @@ def train_changing(case: str, change: str, together: bool = True) -> dict[str, A
     return values | {"said": said}
 
 
+def train_hooked(case: str, changes: bool) -> list[str]:
+    """Trains with a hook of each parameter, which clips its gradient or only looks at it."""
+    model = model_of(case)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda g: g.clamp(-0.01, 0.01) if changes else None)
+    made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    said: list[str] = []
+    made.worker.progress.warn = said.append  # type: ignore[method-assign]
+    for inputs, targets in zip(*(t.split(BATCH) for t in data_of(case).tensors), strict=True):
+        own = slice(made.replica, None, made.replicas)
+        made.zero_grad()
+        loss_of(model(inputs[own]), targets[own]).backward()
+        made.synchronize()
+        made.step()
+    made.close()
+    return said
+
+
 def train_scaled(case: str, overflow: bool = True, together: bool = True) -> dict[str, Any]:
     """As `train_changing`, with a `GradScaler` and an overflow in the last replica's third batch.
 
@@ -181,18 +199,33 @@ def train_scaled(case: str, overflow: bool = True, together: bool = True) -> dic
     return values | {"steps": made.global_step, "scale": scaler.get_scale(), "said": said}
 
 
-def train_epochs(case: str, rows: int, prepared: bool = False) -> dict[str, Any]:
+def asking_ahead(batches: Iterable[Any]) -> Iterable[Any]:
+    """Asks for each batch before the one before it is computed, as Accelerate's loaders do."""
+    there = iter(batches)
+    for batch in there:
+        for ahead in there:
+            yield batch
+            batch = ahead
+        yield batch
+
+
+def train_epochs(
+    case: str, rows: int, prepared: bool = False, ahead: bool = False
+) -> dict[str, Any]:
     """Trains on what the job deals, in the order of the data; of one process, alone.
 
     Two epochs, in batches of so many rows for all processes together.
     """
     model = model_of(case)
     made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    said: list[str] = []
+    made.worker.progress.warn = said.append  # type: ignore[method-assign]
     loader: DataLoader[Any] = DataLoader(data_of(case), rows // made.replicas)
     batches: Iterable[tuple[int, Any]]
     if prepared:
         own = made.prepare(loader, epochs=2)
-        batches = ((epoch, batch) for epoch in range(3) for batch in own)
+        asked = asking_ahead if ahead else iter
+        batches = ((epoch, batch) for epoch in range(3) for batch in asked(own))
     else:
         batches = made.epochs(loader, 2)
     seen = 0
@@ -204,13 +237,15 @@ def train_epochs(case: str, rows: int, prepared: bool = False) -> dict[str, Any]
     steps = made.global_step
     values = {n: _full(p.detach()).clone().numpy() for n, p in model.named_parameters()}
     made.close()
-    return values | {"steps": steps, "seen": seen}
+    return values | {"steps": steps, "seen": seen, "said": said}
 
 
 def train_accumulating(case: str, size: int, every: int) -> dict[str, Any]:
     """Makes a step of so many batches that the job deals, in two epochs."""
     model = model_of(case)
     made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    said: list[str] = []
+    made.worker.progress.warn = said.append  # type: ignore[method-assign]
     seen = 0
     made.zero_grad()
     for count, (_, (inputs, targets)) in enumerate(
@@ -224,7 +259,7 @@ def train_accumulating(case: str, size: int, every: int) -> dict[str, Any]:
     steps = made.global_step
     values = {n: p.detach().clone().numpy() for n, p in model.named_parameters()}
     made.close()
-    return values | {"steps": steps, "seen": seen}
+    return values | {"steps": steps, "seen": seen, "said": said}
 
 
 def accumulate_plainly(case: str, size: int, every: int, workers: int) -> Values:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.loop import train_changing, train_scaled
+from tests.parity.loop import train_changing, train_hooked, train_scaled
 from tests.parity.plain import Values, difference
 from tests.parity.spread import STEPS
 from tests.parity.test_distribute import CLOSE, WAYS
@@ -66,6 +66,14 @@ def test_gradients_of_one_worker_are_said_once_with_the_line_and_the_option(
     (said,) = chief["said"]
     assert "before the step at loop.py:" in said and re.search(advice, said)
     assert other["said"] == []
+
+
+@pytest.mark.parametrize("way", ["allreduce", "ps sync"])
+def test_hooks_that_change_gradients_are_said_once_and_those_that_look_are_not(way: str) -> None:
+    (chief, other) = run_process_group(WAYS[way], train_hooked, "MLP", True).values
+    (said,) = chief
+    assert "has changed the gradients by a hook (register_hook)" in said and other == []
+    assert run_process_group(WAYS[way], train_hooked, "MLP", False).values == [[], []]
 
 
 def test_an_overflow_in_one_process_skips_the_step_of_all() -> None:

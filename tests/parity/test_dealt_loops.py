@@ -18,12 +18,15 @@ from tests.process_groups import run_process_group
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
 
-def ran(way: str, *args: Any) -> list[tuple[Values, dict[str, int]]]:
+NOTES = ("steps", "seen", "said")
+
+
+def ran(way: str, *args: Any) -> list[tuple[Values, dict[str, Any]]]:
     """What each process ends with: values, and what it counted."""
     return [
         (
-            {n: torch.from_numpy(v) for n, v in each.items() if n not in ("steps", "seen")},
-            {n: each[n] for n in ("steps", "seen")},
+            {n: torch.from_numpy(v) for n, v in each.items() if n not in NOTES},
+            {n: each[n] for n in NOTES},
         )
         for each in run_process_group(WAYS[way], train_epochs, "MLP", *args).values
     ]
@@ -43,13 +46,30 @@ def test_what_the_job_deals_is_trained_on_as_in_one_process(
     for values, counted in ran(way, rows, prepared):
         assert difference(values, wanted) <= CLOSE
         assert counted["steps"] == alone["steps"]
+        assert not any("divide an epoch" in line for line in counted["said"])
+
+
+@pytest.mark.parametrize("rows", [12, pytest.param(24, marks=pytest.mark.thorough)])
+def test_a_library_may_ask_for_batches_ahead(rows: int) -> None:
+    """Of 160 examples in batches of 6 one process has none in the last step of an epoch."""
+    ((wanted, alone),) = ran("python", rows, True, True)
+    for values, counted in ran("allreduce", rows, True, True):
+        assert difference(values, wanted) <= CLOSE
+        assert counted["steps"] == alone["steps"]
+
+
+def test_a_library_that_asks_ahead_of_a_round_is_told_what_it_mixes() -> None:
+    said = [line for _, counted in ran("ps sync", 12, True, True) for line in counted["said"]]
+    assert any("this loop asks for batches ahead" in line for line in said)
+    assert not any("ahead" in line for _, c in ran("ps sync", 16, True, True) for line in c["said"])
 
 
 @pytest.mark.parametrize("way", ["allreduce", "ps sync"])
 def test_a_step_may_be_of_batches_of_two_epochs(way: str) -> None:
     """160 examples in batches of 6: one worker has none in the last round of an epoch."""
     group = run_process_group(WAYS[way], train_accumulating, "MLP", 6, 4)
-    steps, seen = ([each.pop(name) for each in group.values] for name in ("steps", "seen"))
+    steps, seen, said = ([each.pop(name) for each in group.values] for name in NOTES)
+    assert any("it counts by their sum" in line for each in said for line in each)
     if way == "allreduce":
         wanted = accumulate_plainly("MLP", 6, 4, 2)
         for values in group.values:

@@ -148,14 +148,18 @@ def test_a_weight_is_a_number_from_0(number: float) -> None:
             session.step(batch)
 
 
-def loop_of_sizes(sizes: list[int], says: bool) -> list[str]:
-    """Trains a loop of its own on batches of these sizes; returns the warnings of sizes."""
+def loop_of_sizes(sizes: list[int], says: bool, unlike: int = 0) -> list[str]:
+    """Trains a loop of its own on batches of these sizes; returns the warnings of sizes.
+
+    Those of the second worker have so many examples more.
+    """
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
     optimizer = trireme.distribute(model, torch.optim.SGD(model.parameters(), 0.1))
     said: list[str] = []
     optimizer.worker.progress.warn = said.append  # type: ignore[method-assign]
     for number, size in enumerate(sizes):
+        size += optimizer.replica * unlike
         optimizer.zero_grad()
         model(torch.rand(size, 2) + 10 * optimizer.replica + number).mean().backward()
         optimizer.step(examples=size if says else None)
@@ -172,7 +176,18 @@ def test_loops_that_do_not_say_the_sizes_of_their_batches_are_warned_once(
     group: ProcessGroup,
 ) -> None:
     for lines in run_process_group(group, loop_of_sizes, [4, 4, 3, 2], False).values:
-        assert len(lines) == 1 and "(4 examples, then 3)" in lines[0]
+        assert len(lines) == 1 and "(3 and 4 examples)" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "group",
+    [ProcessGroup(workers=2), ProcessGroup(workers=2, servers=1, strategy="sync")],
+    ids=["allreduce", "sync"],
+)
+def test_workers_whose_batches_have_other_sizes_are_warned_once(group: ProcessGroup) -> None:
+    chief, other = run_process_group(group, loop_of_sizes, [4] * 8, False, 1).values
+    assert len(chief) == 1 and "(4 and 5 examples)" in chief[0] and other == []
+    assert not any(run_process_group(group, loop_of_sizes, [4] * 8, True, 1).values)
 
 
 def test_loops_that_say_them_or_have_none_to_say_are_not_warned() -> None:

@@ -30,7 +30,8 @@ class BatchWatch:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.digests: list[bytes] = []  # of the first batches
+        self.digests: list[bytes] = []  # of the first batches, each with its size behind
+        self.sizes: set[int] = set()  # of batches of all workers, once they were compared
         self._examples: dict[nn.Module, int] = {}
         self._handles: list[RemovableHandle] = []
         self._steps = 0
@@ -56,11 +57,15 @@ class BatchWatch:
         # Batches with sparse or nested tensors are not compared: those have no single buffer.
         plain = all(each.layout is torch.strided and not each.is_nested for each in given)
         if plain and len(self.digests) < _COMPARED:
-            self.digests.append(digest(given))
+            self.digests.append(digest(given) + first.size(0).to_bytes(8))
+
+    def examples(self) -> int:
+        """Returns the examples of the step, of the module that has seen the fewest."""
+        return min(self._examples.values(), default=0)
 
     def take_examples(self) -> int:
-        """Returns the examples since the last call, of the module that has seen the fewest."""
-        fewest = min(self._examples.values(), default=0)
+        """Returns the examples of the step, and begins the next one."""
+        fewest = self.examples()
         self._examples.clear()
         return fewest
 
@@ -97,6 +102,7 @@ class BatchWatch:
                 self._warn(worker, {f"worker:{i}": data for i, data in sorted(shared.items())})
 
     def _warn(self, worker: Worker, found: Mapping[str, bytes]) -> bool:
+        self.sizes |= {int.from_bytes(each[-8:]) for each in found.values() if each}
         named: dict[bytes, list[str]] = {}
         for name, digests in found.items():
             named.setdefault(digests, []).append(name)

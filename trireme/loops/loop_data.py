@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.hooks import RemovableHandle
 
 from trireme.data.batch import Batch
 from trireme.data.request import Request, of_dataloader
@@ -18,6 +19,7 @@ from trireme.errors import ConfigurationError
 from trireme.ps.messages import Span
 from trireme.session.data.feed import DataFeed
 from trireme.session.worker.job import Job
+from trireme.tensors import tensors_in
 
 _COUNTS_NOT = 1e-9
 """The number of examples of a step that only takes part; 0 is that of an update left out."""
@@ -26,11 +28,15 @@ _COUNTS_NOT = 1e-9
 class LoopData:
     """Deals batches to a loop, and knows from which examples its next step is computed."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, seen: Callable[[], int]) -> None:
         self._worker = job.worker
         self._feed = DataFeed(job)
-        self._handed: int | None = None  # examples since the last step; None where no batch was
-        self._before: float | None = None  # the number of examples of the last batches
+        self._seen = seen  # the rows that the model was called with since the last step
+        self._handed: list[Batch] = []  # and of no step yet
+        self._ahead: int | None = None  # how many of them the loop had at its first step
+        self._before: float | None = None  # the number of examples of the last step
+        self._divides = True  # whether each epoch is of whole batches of all workers
+        self._hooks: list[RemovableHandle] = []
 
     def epochs(self, loader: DataLoader[Any], count: int, name: str) -> Iterator[tuple[int, Any]]:
         request = _request(loader)
@@ -60,41 +66,74 @@ class LoopData:
 
     def _batches(self, request: Request, name: str) -> Iterator[Batch]:
         batches = self._feed.batches(request, name=name)
+        if not (request.drop_last or is_stream(request.dataset)):
+            at_a_time = request.batch_size * self._worker.setup.replicas
+            self._divides = len(request.dataset) % at_a_time == 0
         with closing(batches):
             for batch in batches:
-                self._handed = (self._handed or 0) + len(batch) * bool(batch.spans)
-                with nullcontext() if batch.spans else self._without_gradients():
-                    yield batch
+                self._handed.append(batch)
+                if not (batch.spans or self._hooks):
+                    parameters = self._worker.setup.trained.parameters.values()
+                    self._hooks = [
+                        p.register_hook(self._counted)  # type: ignore[no-untyped-call]
+                        for p in parameters
+                        if p.requires_grad
+                    ]
+                yield batch
 
-    @contextmanager
-    def _without_gradients(self) -> Iterator[None]:
+    def _counted(self, gradient: torch.Tensor) -> torch.Tensor:
         """Adds nothing to gradients, which the program may accumulate over batches that count."""
-        parameters = self._worker.setup.trained.parameters.values()
-        trained = (p for p in parameters if p.requires_grad)
-        hooks = [p.register_hook(torch.zeros_like) for p in trained]  # type: ignore[no-untyped-call]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
+        used = self.used
+        return gradient if not used or used[-1].spans else torch.zeros_like(gradient)
+
+    @property
+    def used(self) -> list[Batch]:
+        """The batches that the step to come is computed from.
+
+        A library may ask for batches ahead. These are told by the rows that the model has seen;
+        where those are of no whole batches, all that the loop has are of the step.
+        """
+        seen, rows = self._seen(), 0
+        for number, batch in enumerate(self._handed, 1):
+            rows += next((each.size(0) for each in tensors_in(batch.data) if each.dim()), 0)
+            left = len(self._handed) - number
+            if rows == seen and (self._ahead is None or left <= self._ahead):
+                return self._handed[:number]
+        return list(self._handed)
+
+    @property
+    def mixes_epochs(self) -> bool:
+        """Whether a worker may have taken batches of the next epoch before a round's step."""
+        return bool(self._ahead) and not self._divides
 
     @property
     def deals(self) -> bool:
         """Whether the job deals the data of the loop, and so knows the size of each batch."""
-        return self._handed is not None or self._before is not None
+        return bool(self._handed) or self._before is not None
 
-    def examples(self) -> float:
-        """Returns the number of examples of the step to come; 1 where the loop deals its data."""
-        if self._handed is not None:
-            self._before = self._handed or _COUNTS_NOT
-        return 1.0 if self._before is None else self._before
+    def examples(self, given: float | None) -> float:
+        """Returns the number of examples of the step to come; 1 where the loop deals its data.
+
+        It is what the program says, unless the step only takes part in those of others.
+        """
+        if used := self.used:
+            self._before = sum(map(len, used)) or _COUNTS_NOT
+        if given is None or self._before == _COUNTS_NOT:
+            return 1.0 if self._before is None else self._before
+        return given
 
     def spans(self) -> list[Span]:
-        return self._feed.spans_of(None)
+        return [Span(each.dataset, *span) for each in self.used for span in each.spans]
 
     def updated(self) -> None:
-        self._feed.updated(None)
-        self._handed = None
+        used = self.used
+        self._feed.updated(*used) if used else self._feed.updated(None)
+        del self._handed[: len(used)]
+        if self._ahead is None:
+            self._ahead = len(self._handed)
+        if all(batch.spans for batch in self._handed):
+            while self._hooks:
+                self._hooks.pop().remove()
 
 
 class PreparedLoader(Iterable[Any]):

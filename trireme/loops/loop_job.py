@@ -43,11 +43,12 @@ class LoopJob:
         self._take_parameters()
         self._batches = BatchWatch(model)
         self.loss: torch.Tensor | float | None = None  # that the program has logged last
-        self.data = LoopData(job)
+        self.data = LoopData(job, self._batches.examples)
         self.kept = KeptState(worker)
         self._restored = worker.checkpoints.restored_from
+        self._life = worker.life  # how often the job had gone back
         self._ready = time.monotonic()  # since when the program computes the next step
-        self._size = 0  # of the batches of the last step; below 0 after the warning of its change
+        self._size = 0  # of the batches of the last step; below 0 after a warning of sizes
         self._began = False  # the step that the next update is of
         if setup.part is not None and worker.backend.together:
             for module in (each for held in setup.part.modules for each in called_modules(held)):
@@ -98,11 +99,13 @@ class LoopJob:
         recomputes loss and gradients, where the optimizer calls it in its step.
         """
         weighed = examples is not None
-        if examples is None:
-            examples = self.data.examples()
+        examples = self.data.examples(examples)
+        if not weighed:
+            self._check_dealt()
         if closure is not None:
             closure = partial(self._evaluated, closure, examples)
         worker = self._worker
+        self._follow_life()
         worker.backend.closure = closure
         began, computed = self._ready, time.monotonic()
         averaged = optimizer in self._averaged
@@ -118,6 +121,7 @@ class LoopJob:
                 pushed = worker.update(examples, self.data.spans())
             self.data.updated()
             self.drop_extra_gradients()
+        self._follow_life()
         restored, self._restored = self._restored, None
         if restored and not (self.data.deals or worker.hyper.counted or self.kept.held):
             worker.progress.warn(
@@ -143,29 +147,57 @@ class LoopJob:
             atexit.register(self._at_exit)
         self._watch.forget(self.parameters[optimizer])
 
+    def _follow_life(self) -> None:
+        """Puts back what the loop keeps, where the job has gone back to an earlier step."""
+        if self._life != self._worker.life:
+            self._life = self._worker.life
+            self.kept.go_back()
+            self._worker.progress.warn(
+                "of what this loop has beside the model, such as its schedules and counters, only "
+                "that goes back with the job which optimizer.keep has"
+            )
+
     def _check_sizes(self, number: int) -> None:
         """Warns, once, where batches differ in size and the mean over workers takes them alike."""
-        averages = self._averages_on_servers or self._setup.reducer is not None
-        before = self._size
-        if not averages or self._setup.replicas == 1 or before < 0 or not number:
+        before, sizes = self._size or number, self._batches.sizes
+        if not self._weighs_workers or self._size < 0 or not number:
             return
         # Twice as many are those of a step that a GradScaler has skipped, too.
-        self._size = (before or number) if not before or number % before == 0 else -1
+        self._size = -1 if number % before or len(sizes) > 1 else before
         if self._size < 0:
+            small, *_, large = sorted(sizes) if len(sizes) > 1 else sorted([before, number])
             self._worker.progress.warn(
-                f"the batches of this loop differ in size ({before} examples, then {number}), and "
-                "the gradient of each worker counts alike in the mean: where those of one step "
+                f"the batches of this loop differ in size ({small} and {large} examples), "
+                "and the gradient of each worker counts alike in the mean: where those of one step "
                 "differ, that is not the mean over all examples. Say "
                 "optimizer.step(examples=len(batch)), or the number of tokens where the loss is "
                 "their mean; or let the job deal the data (optimizer.epochs)"
             )
 
+    def _check_dealt(self) -> None:
+        """Warns, once, where the end of an epoch makes steps that one process does not make."""
+        sizes, what = [len(batch) for batch in self.data.used], ""
+        if len(set(sizes)) > 1:
+            what = f"has batches of {min(sizes)} to {max(sizes)} examples: it counts by their sum"
+        elif self.data.mixes_epochs and self._averages_on_servers:
+            what = "has batches of two epochs, as this loop asks for batches ahead of its steps"
+        if what and self._weighs_workers and self._size >= 0:
+            self._size = -1
+            self._worker.progress.warn(
+                f"a step at the end of an epoch {what}, which one process does not make. "
+                "DataLoader(drop_last=True), or sizes that divide an epoch, make both the same"
+            )
+
+    @property
+    def _weighs_workers(self) -> bool:
+        averages = self._averages_on_servers or self._setup.reducer is not None
+        return averages and self._setup.replicas > 1
+
     def synchronize(self, optimizer: int, examples: float | None) -> None:
         """Averages the gradients over the processes that make the step together with this one."""
         if self._setup.reducer is None or self._worker.backend.stopping:
             return
-        if examples is None:
-            examples = self.data.examples()
+        examples = self.data.examples(examples)
         self._check_gradients(optimizer)
         with self._chosen(optimizer):
             self._begin_step()
@@ -213,22 +245,26 @@ class LoopJob:
 
     def _check_gradients(self, optimizer: int) -> None:
         """Warns, once, where the loop has changed gradients that are this process's alone."""
-        if not self._watch.written(self.parameters[optimizer]):
+        written, hooked = self._watch.written(self.parameters[optimizer]), self._watch.hooked
+        if not (written or hooked):
             return
         advice = (
             "give distribute(..., clip_norm=...) and clip nothing in the loop; instead of a "
             "GradScaler, compute in bfloat16"
         )
         if not self._averages_on_servers:
-            if optimizer in self._averaged:
+            if optimizer in self._averaged and not hooked:
                 return
             advice = f"call optimizer.synchronize() right after backward, or {advice}"
         self._watch.close()
         if self._worker.lifecycle.is_chief:  # all of them run the same program
+            what = "written to the gradients (clip_grad_norm_, clip_grad_value_, GradScaler)"
+            if not written:
+                what = "changed the gradients by a hook (register_hook)"
             self._worker.progress.warn(
-                f"before the step at {line_of_program()}, the program has written to the gradients "
-                "(clip_grad_norm_, clip_grad_value_, GradScaler): they are of this worker alone, "
-                f"and are averaged later. To change their mean, as one process does, {advice}"
+                f"before the step at {line_of_program()}, the program has {what}: they are of this "
+                "worker alone, and are averaged later. To change their mean, as one process does, "
+                f"{advice}"
             )
 
     def drop_extra_gradients(self) -> None:

@@ -112,10 +112,9 @@ class ExampleLedgers:
         return 0 if ledger is None else ledger.frontier
 
     def _left_behind(self, request: Lease) -> int | None:
-        """Returns the present epoch, if others are in it with another order or size than `request`.
+        """Returns the present epoch, if others are in it with another order or size.
 
-        The worker asks for what is left of the epochs before, in the order that these had, and
-        nothing is. Otherwise None is returned.
+        The worker asks for what is left of the epochs before, and nothing is. Else returns None.
         """
         ledger = self._ledgers.get(request.dataset)
         if ledger is None or not request.until or not request.order:

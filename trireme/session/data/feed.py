@@ -240,10 +240,9 @@ class DataFeed:
         worker.passed = within is None
 
     def _without_examples(self, loader: SpanLoader, dealer: Dealer, loop: int) -> Batch | None:
-        """Takes part in the steps for which the ledger has no examples for this worker.
+        """Takes part in steps without examples of its own, in a group with a batch of others.
 
-        Where other processes compute with this one, it returns a batch that does not count. A
-        worker that holds examples takes part by the step that the program makes of them.
+        A worker that holds examples takes part by the step that the program makes of them.
         """
         if self._worker.backend.group is not None:
             batch = loader.stand_in()
@@ -288,8 +287,9 @@ class DataFeed:
     def spans_of(self, batch: Any) -> list[Span]:
         return self._handed.spans_of(batch)
 
-    def updated(self, batch: Any) -> None:
-        self._handed.updated(batch)
+    def updated(self, *batches: Any) -> None:
+        for batch in batches:
+            self._handed.updated(batch)
         self._idle.updated()
 
     def warn_of_left_out(self) -> None:

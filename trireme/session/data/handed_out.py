@@ -48,11 +48,7 @@ class HandedOut:
             self._batches[_of(batch)] = loop
 
     def spans_of(self, batch: Any) -> list[Span]:
-        """Returns the positions that an update from a batch finishes.
-
-        A batch that the program made itself counts as made of all that was handed out since the
-        last update.
-        """
+        """Returns the positions that an update finishes; all, from a batch of the program's own."""
         return [
             Span(dataset, start, stop)
             for dataset, spans in self._finished_by(batch)
@@ -96,8 +92,7 @@ class HandedOut:
 
     def take_back(self, dataset: str) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Takes back what loops over a data set were handed last that were left."""
-        ended = [each for each, loop in self._batches.items() if loop in self._ended]
-        left = [each for each in ended if each[0] == dataset]
+        left = [b for b, its in self._batches.items() if its in self._ended and b[0] == dataset]
         dropped = self._drop([each for each in left if each in self._dealt_again])
         again = [each for each in left if each in self._batches]
         for each in again:

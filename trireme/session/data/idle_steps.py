@@ -45,11 +45,7 @@ class IdleSteps:
         self._slept = self._shown = 0.0
 
     def end_epoch(self) -> None:
-        """Exchanges what this worker has trained locally, where all do so in rounds.
-
-        Others exchange it while they wait for this worker's examples: a period that went on would
-        be of other steps here and there.
-        """
+        """Exchanges local steps, where all do so in rounds: others do while they wait."""
         setup = self._worker.setup
         if setup.outer is not None and setup.settings.rule.synchronous:
             self._exchange()
