@@ -54,8 +54,9 @@ def check_process_groups(task: TaskConfig, facts: Mapping[str, NodeFacts]) -> No
                 f"({', '.join(sorted(of_group.values()))}), and talk by torch.distributed, which "
                 "encrypts nothing: everybody on that network could read and change what they send. "
                 "If you trust everybody there, or it is encrypted itself as WireGuard does, add "
-                "--allow-plaintext; else keep them on one node, as by --ray-pack-workers, or use "
-                "parameter servers and workers of one process"
+                "--allow-plaintext; else keep them on one node, as by "
+                f"--{task.config.launch.on}-pack-workers, or use parameter servers and workers of "
+                "one process"
             )
 
 

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from trireme.errors import UsageError
+from trireme.job_config import JobConfig
+
 Resources = Mapping[str, float]  # amounts of what a node has, such as `CPU` and `GPU`, by name
 
 
@@ -20,6 +23,17 @@ class WorkerResources(Protocol):
 
     @property
     def pack_workers(self) -> bool: ...
+
+
+def check_cluster(config: JobConfig, *, of: str) -> None:
+    """Refuses options that contradict each other on a cluster; `of` is which one, in words."""
+    if config.network.tls and config.network.allow_plaintext:
+        raise UsageError("--tls and --allow-plaintext contradict each other: leave one of them out")
+    if config.tasks.workers == "auto":
+        raise UsageError(
+            "workers is auto, which counts the GPUs of this host, and not those of "
+            f"{of}: give --workers N"
+        )
 
 
 def resources_of(name: str, options: WorkerResources) -> dict[str, float]:

@@ -2,11 +2,11 @@
 
 Pure: events go in, actions come out. `launcher.py` starts, kills and waits; tests move the time.
 
-A worker that finishes leaves the job. A worker that a signal kills, or that leaves as SIGTERM has
-asked it to, is started again where restarts are allowed; otherwise the job goes on without it. A
-worker that fails by itself ends the job. With `--replicas`, a server that fails is started again
-where restarts are left; otherwise the job goes on with the others. When a server is lost that the
-job does not outlive, the whole job is started again where restarts are allowed; otherwise the job
+A worker that finishes leaves the job. One that a signal kills, that leaves as SIGTERM has asked it
+to, or that fails by itself, is started again where restarts are allowed; otherwise the job goes on
+without it, or after a failure of its own ends. With `--replicas`, a server that fails is started
+again where restarts are left; otherwise the job goes on with the others. When a server is lost that
+the job does not outlive, the whole job is started again where restarts are allowed; otherwise it
 ends. A task that the coordinator has given up is killed. One that is dismissed ends as it likes.
 """
 

@@ -212,7 +212,7 @@ class PushReply(Message, frozen=True, array_like=True):
     kind: ClassVar[int] = 67
     verdict: Verdict  # the verdict on the update
     step: Number  # the global step of the values in the payload
-    staleness: int  # how many updates were applied between this worker's pull and its push
+    staleness: int  # how many global steps lie between this worker's pull and its push
     stop: bool  # whether the worker should stop training: the job's end is reached or was asked for
     # a notice for the worker's program, such as that the workers of a round disagree about the
     # learning rate; empty as a rule

@@ -13,7 +13,7 @@ class PushResult(msgspec.Struct, frozen=True):
 
     verdict: Verdict  # shard 0's; all servers decide alike
     step: int  # the global step of the values that came back
-    staleness: int  # how many updates were applied between this worker's pull and its push
+    staleness: int  # how many global steps lie between this worker's pull and its push
     stop: bool  # whether this worker should stop training
     steps: int = 1  # the number of the worker's steps that the push was of
     notice: str = ""  # a notice for the worker's program; empty as a rule

@@ -41,8 +41,8 @@ class StepResult:
             train locally, the verdict of all steps since the last exchange, and None between
             exchanges. A worker that was taken for lost while an update was under way never hears
             of it: that one counts as stale, and may be in the parameters, once.
-        staleness: the number of updates that were applied between the pull of the values that the
-            update was computed from, and its push; with prefetch, of the previous update.
+        staleness: the number of global steps between the pull of the values that the update was
+            computed from, and its push; with prefetch, of the previous update.
         steps: the number of this worker's steps that the verdict is of; 0 where there is no
             verdict.
         seconds: the duration of the step, without waiting for its data.

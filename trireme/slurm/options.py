@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import msgspec
 
-from trireme.errors import UsageError
-from trireme.job_config import Gpus, JobConfig, Option, Positive
+from trireme.agents.resources import check_cluster
+from trireme.job_config import Gpus, Option, Positive
 from trireme.launch.engines import EngineType
 
 
@@ -31,15 +32,7 @@ class SlurmOptions(msgspec.Struct, frozen=True, kw_only=True):
     # fmt: on
 
 
-def _check(config: JobConfig) -> None:
-    if config.network.tls and config.network.allow_plaintext:
-        raise UsageError("--tls and --allow-plaintext contradict each other: leave one of them out")
-    if config.tasks.workers == "auto":
-        raise UsageError(
-            "workers is auto, which counts the GPUs of this host, and not those of the "
-            "allocation: give --workers N"
-        )
-
+_check = partial(check_cluster, of="the allocation")
 
 SLURM = EngineType(
     "the nodes of a Slurm allocation", "trireme.slurm.pool:run_slurm", SlurmOptions, _check
