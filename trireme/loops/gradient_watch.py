@@ -35,7 +35,8 @@ class GradientWatch:
         ]
 
     def _note(self, parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None
+        if parameter.grad is None:  # a hook of the program has taken it away
+            return
         self._noted[parameter] = id(parameter.grad), parameter.grad._version
         if self._compared:
             self._values[parameter] = _some(parameter.grad)

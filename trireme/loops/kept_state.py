@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from typing import Any, Protocol
 
 import msgspec
@@ -45,14 +46,14 @@ class KeptState:
     def go_back(self) -> None:
         """Loads the states of the step to which the job has gone back."""
         for name, held in self.held.items():
-            self._load(name, held)
+            self._load(name, held, until=self._worker.global_step)
 
-    def _load(self, name: str, held: Stateful) -> bool:
+    def _load(self, name: str, held: Stateful, until: float = math.inf) -> bool:
         checkpoints, backend = self._worker.checkpoints, self._worker.backend
         found = [*backend.collect(f"kept/{name}").values()]
         if (restored := checkpoints.known_kept.get(name)) is not None:
             found.append(restored)
-        found = [data for data in found if decoded(data)[0] <= backend.global_step]
+        found = [data for data in found if decoded(data)[0] <= until]
         group = self._worker.setup.process_group
         if group is not None:
             newest = max(map(decoded, found), key=lambda each: each[0], default=None)
