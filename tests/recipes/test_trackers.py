@@ -44,9 +44,10 @@ def test_mlflow_goes_on_with_its_run(tmp_path: Path) -> None:
 
 
 def test_wandb_goes_on_with_its_run(tmp_path: Path) -> None:
-    pytest.importorskip("wandb", reason="NOT TESTED: no wandb: make test-recipes")
+    wandb = pytest.importorskip("wandb", reason="NOT TESTED: no wandb: make test-recipes")
     for steps in (5, 9):
         train(WandB(4, mode="offline", dir=str(tmp_path)), tmp_path / "run", steps)
+    wandb.teardown()  # its service is a process of its own
     run_id = (tmp_path / "run" / "wandb.id").read_text().strip()
     folders = list((tmp_path / "wandb").glob("offline-run-*"))
     # offline-run-DATE_TIME-ID, and -1 behind it where both began within one second.
