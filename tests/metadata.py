@@ -24,10 +24,9 @@ def write_metadata(folder: Path, name: str, *, points: str = "", more: str = "")
 
 
 def forget() -> None:
-    """Has what is installed read again.
+    """Clears what `trireme.plugins` has cached of the installed packages.
 
-    At the end of a test, once `sys.path` is as it was: a thread that another test has left may
-    read in between, and what it finds then stays.
+    A test restores `sys.path` first: a thread of an earlier test may fill the caches in between.
     """
     plugins._read.cache_clear()
     plugins._points.cache_clear()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 import trireme
 from tests.parity.plain import Values
@@ -238,6 +238,25 @@ def train_epochs(
     values = {n: _full(p.detach()).clone().numpy() for n, p in model.named_parameters()}
     made.close()
     return values | {"steps": steps, "seen": seen, "said": said}
+
+
+def train_and_leave(case: str) -> bool:
+    """Leaves the job with the last batch, which the second process has without examples."""
+    model = model_of(case)
+    made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
+    data = TensorDataset(*data_of(case)[:6])
+    for count, (_, (inputs, targets)) in enumerate(made.epochs(DataLoader(data, 2), 1)):
+        made.zero_grad()
+        loss_of(model(inputs), targets).backward()
+        if count == 1:
+            zeros = not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+            assert zeros == bool(made.replica)
+            break
+        made.step()
+    made.close()
+    model.zero_grad()
+    loss_of(model(inputs), targets).backward()
+    return all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
 
 
 def train_accumulating(case: str, size: int, every: int) -> dict[str, Any]:

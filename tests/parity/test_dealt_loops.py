@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.loop import accumulate_plainly, train_accumulating, train_counting, train_epochs
+from tests.parity.loop import (
+    accumulate_plainly,
+    train_accumulating,
+    train_and_leave,
+    train_counting,
+    train_epochs,
+)
 from tests.parity.plain import Values, difference
 from tests.parity.spread import BATCH, STEPS
 from tests.parity.test_distribute import CLOSE, WAYS, tensors
@@ -56,6 +62,10 @@ def test_a_library_may_ask_for_batches_ahead(rows: int) -> None:
     for values, counted in ran("allreduce", rows, True, True):
         assert difference(values, wanted) <= CLOSE
         assert counted["steps"] == alone["steps"]
+
+
+def test_after_a_batch_that_only_takes_part_gradients_count_again() -> None:
+    assert run_process_group(WAYS["allreduce"], train_and_leave, "MLP").values == [True, True]
 
 
 def test_a_library_that_asks_ahead_of_a_round_is_told_what_it_mixes() -> None:

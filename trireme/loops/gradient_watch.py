@@ -62,7 +62,7 @@ class GradientWatch:
 
         def arrive(gradient: torch.Tensor) -> None:
             ours = any(getattr(h, "__module__", "") == loop_data.__name__ for h in hooks.values())
-            if parameter.grad is None and not ours:  # else what it adds to is in it too
+            if parameter.grad is None and not ours:  # `.grad` then has this gradient alone
                 self._arrived[parameter] = _some(gradient)
 
         hooks.clear()  # they are called in the order in which they came

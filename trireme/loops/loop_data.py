@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from itertools import islice
+from dataclasses import replace
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ class LoopData:
         self._worker = job.worker
         self._feed = DataFeed(job)
         self._seen = seen  # the rows that the model was called with since the last step
-        self._handed: list[Batch] = []  # and of no step yet
+        # Without their data, each with its rows: the batches that no step was made from yet.
+        self._handed: list[tuple[Batch, int]] = []
         self._ahead: int | None = None  # how many of them the loop had at its first step
         self._before: float | None = None  # the number of examples of the last step
         self._divides = True  # whether each epoch is of whole batches of all workers
@@ -71,7 +73,8 @@ class LoopData:
             self._divides = len(request.dataset) % at_a_time == 0
         with closing(batches):
             for batch in batches:
-                self._handed.append(batch)
+                rows = next((t.size(0) for t in tensors_in(batch.data) if t.dim()), 0)
+                self._handed.append((replace(batch, data=None), rows))
                 if not (batch.spans or self._hooks):
                     parameters = self._worker.setup.trained.parameters.values()
                     self._hooks = [
@@ -93,13 +96,13 @@ class LoopData:
         A library may ask for batches ahead. These are told by the rows that the model has seen;
         where those are of no whole batches, all that the loop has are of the step.
         """
-        seen, rows = self._seen(), 0
-        for number, batch in enumerate(self._handed, 1):
-            rows += next((each.size(0) for each in tensors_in(batch.data) if each.dim()), 0)
-            left = len(self._handed) - number
-            if rows == seen and (self._ahead is None or left <= self._ahead):
-                return self._handed[:number]
-        return list(self._handed)
+        batches = [batch for batch, _ in self._handed]
+        sums = accumulate(rows for _, rows in self._handed)
+        for number, rows in enumerate(sums, 1):
+            ahead = len(batches) - number
+            if rows == self._seen() and (self._ahead is None or ahead <= self._ahead):
+                return batches[:number]
+        return batches
 
     @property
     def mixes_epochs(self) -> bool:
@@ -131,9 +134,13 @@ class LoopData:
         del self._handed[: len(used)]
         if self._ahead is None:
             self._ahead = len(self._handed)
-        if all(batch.spans for batch in self._handed):
-            while self._hooks:
-                self._hooks.pop().remove()
+        if all(batch.spans for batch, _ in self._handed):
+            self.close()
+
+    def close(self) -> None:
+        """Lets all gradients count again."""
+        while self._hooks:
+            self._hooks.pop().remove()
 
 
 class PreparedLoader(Iterable[Any]):

@@ -361,6 +361,7 @@ class LoopJob:
         _JOINED.remove(self)
         self._batches.close()
         self._watch.close()
+        self.data.close()
         self._end.forget()
         atexit.unregister(self._at_exit)
 

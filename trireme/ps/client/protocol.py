@@ -108,10 +108,9 @@ class ClientProtocol:
         return not self._waits_for_load
 
     def load(self, state: ModelState, parts: Parts) -> Operation[None]:
-        """Gives every server its part of the first values, or of a checkpoint.
+        """Gives every server its part of the first values, or of a checkpoint; shard 0 last.
 
-        Another chief may come and load other values: this one loads in the view in which it has
-        attached, or not at all, and shard 0 last.
+        Another chief may come: this one loads in the view in which it has attached, or not at all.
         """
         requests: dict[int, Request] = {}
         for shard, (tensors, payload) in enumerate(parts):
@@ -314,10 +313,9 @@ class ClientProtocol:
             return parts.united([answer.extra for answer in answers])
 
     def settle(self) -> Operation[None]:
-        """Waits for the answers to the push under way, if there is one; `wait` takes them later.
+        """Waits for the answers to the push under way; `wait` takes them, and reports a fence.
 
-        Every other request settles first: a worker has one request at a time with a server. A push
-        that is fenced off is `wait`'s to report: the other request goes on.
+        Every other request settles first: a worker has one request at a time with a server.
         """
         if not self.waits:
             return

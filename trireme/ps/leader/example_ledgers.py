@@ -114,7 +114,7 @@ class ExampleLedgers:
     def _left_behind(self, request: Lease) -> int | None:
         """Returns the present epoch, if others are in it with another order or size.
 
-        The worker asks for what is left of the epochs before, and nothing is. Else returns None.
+        Nothing is left then of the epochs that the worker asks for. Returns None otherwise.
         """
         ledger = self._ledgers.get(request.dataset)
         if ledger is None or not request.until or not request.order:

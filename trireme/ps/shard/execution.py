@@ -278,7 +278,7 @@ class Execution:
         return self.proceed()
 
     def drop(self, who: Participant) -> list[Pending]:
-        """Drops what a lost worker had begun, if it may; returns pushes that are not answered."""
+        """Drops a lost worker's pushes that the leader cannot apply; returns the unanswered."""
         unanswered, leader = list[Pending](), self._state.leader
         if (answer := self.answers.withheld.pop(who.worker, None)) is not None:
             unanswered.append(answer.pending)

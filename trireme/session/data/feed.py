@@ -240,7 +240,7 @@ class DataFeed:
         worker.passed = within is None
 
     def _without_examples(self, loader: SpanLoader, dealer: Dealer, loop: int) -> Batch | None:
-        """Takes part in steps without examples of its own, in a group with a batch of others.
+        """Takes part in steps for which it has no examples; a group gets a batch to compute with.
 
         A worker that holds examples takes part by the step that the program makes of them.
         """

@@ -48,7 +48,7 @@ class HandedOut:
             self._batches[_of(batch)] = loop
 
     def spans_of(self, batch: Any) -> list[Span]:
-        """Returns the positions that an update finishes; all, from a batch of the program's own."""
+        """Returns the positions that an update finishes; all, if the program made the batch."""
         return [
             Span(dataset, start, stop)
             for dataset, spans in self._finished_by(batch)

@@ -45,7 +45,7 @@ class IdleSteps:
         self._slept = self._shown = 0.0
 
     def end_epoch(self) -> None:
-        """Exchanges local steps, where all do so in rounds: others do while they wait."""
+        """Exchanges local steps, where all workers do so in rounds: those that wait do it too."""
         setup = self._worker.setup
         if setup.outer is not None and setup.settings.rule.synchronous:
             self._exchange()
