@@ -66,7 +66,7 @@ class Account:
         refused: the pushes that could not be applied.
         view: the newest that the copy has taken.
         retired: the workers that train no more.
-        clocks: decided pushes of each (worker, incarnation) of the view.
+        clocks: decided pushes of each (worker, incarnation) that counts for the staleness bound.
         given: what the optimizer was given and is not yet explained, with what that left; None for
             an update that it, or a table, could not apply.
         rate: the learning rate that the optimizer has been told.
@@ -211,12 +211,20 @@ class Account:
     # -- what happens to the copy -----------------------------------------------------------------
 
     def take(self, view: View) -> None:
-        """It takes a view: newcomers start at the slowest clock of those who stay."""
+        """It takes a view."""
         before, self.view = self.live, view
         staying = self.live & before
         self.retired &= {worker for worker, _ in staying}
-        start = min((self.clocks[who] for who in staying if who[0] not in self.retired), default=0)
-        self.clocks = {who: self.clocks.get(who, start) for who in self.live}
+
+    def count(self, members: Sequence[tuple[int, int]]) -> None:
+        """These workers count from now on: newcomers start at the slowest of those who stay."""
+        start = min((self.clocks[w] for w in members if w in self.clocks), default=0)
+        self.clocks = {who: self.clocks.get(who, start) for who in members}
+
+    def decided(self, who: PushId) -> None:
+        """A push is decided, whose worker may count."""
+        if who[:2] in self.clocks:
+            self.clocks[who[:2]] += 1
 
     def load(self, load: Load, tensors: Sequence[tuple[TensorSpec, torch.Tensor]]) -> None:
         """Values are loaded, perhaps in place of those of a chief that did not go on."""

@@ -155,8 +155,8 @@ class AnswersNobodyDropped(Shard):
 
 
 class _MeasuresFromTheFurthest(PushTable):
-    def slowest(self, workers: Iterable[int]) -> int:
-        return max([self.records[w].clock for w in workers if w in self.records], default=0)
+    def slowest(self) -> int:
+        return max(self.clocks.values(), default=0)
 
 
 class RunsAhead(_WithParts):
@@ -252,10 +252,7 @@ class ForgetsVerdicts(_WithParts):
 
 class _TakesAllOver(PushTable):
     def restore(self, rows: Iterable[WorkerProgress]) -> None:
-        self.records = {
-            row.worker: WorkerRecord(row.incarnation, row.sequence, clock=row.sequence)
-            for row in rows
-        }
+        self.records = {row.worker: WorkerRecord(row.incarnation, row.sequence) for row in rows}
 
 
 class TakesSequencesOver(_WithParts):
@@ -574,9 +571,9 @@ class AppliesWithoutCounting(_WithParts):
 
 
 class _KeepsSequences(PushTable):
-    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
+    def admit(self, worker: int, incarnation: int) -> WorkerRecord:
         sequence = self.records[worker].sequence if worker in self.records else 0
-        record = super().admit(worker, incarnation, clock)
+        record = super().admit(worker, incarnation)
         record.sequence = max(record.sequence, sequence)
         return record
 
@@ -588,11 +585,11 @@ class KeepsSequences(_WithParts):
 
 
 class _KeepsVerdicts(PushTable):
-    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
+    def admit(self, worker: int, incarnation: int) -> WorkerRecord:
         record = self.records.setdefault(worker, WorkerRecord())
         kept = dict(record.verdicts)
         pushed = record.sequence
-        super().admit(worker, incarnation, clock)
+        super().admit(worker, incarnation)
         if incarnation > 1 and kept and not record.sequence:
             record.verdicts, record.sequence = kept, min(1, pushed)
         return record
@@ -604,15 +601,16 @@ class AnswersForTheProcessBefore(_WithParts):
     table = _KeepsVerdicts
 
 
-class _BeginsAtZero(PushTable):
-    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
-        return super().admit(worker, incarnation, 10**6)
+class _BeginsAhead(PushTable):
+    def count(self, members: Sequence[tuple[int, int]]) -> None:
+        before = self.clocks
+        self.clocks = {who: before.get(who, 10**6) for who in members}
 
 
 class NewcomersAreAhead(_WithParts):
     """A newcomer counts as further than everybody: it waits for the others, and nobody for it."""
 
-    table = _BeginsAtZero
+    table = _BeginsAhead
 
 
 class _ClosesAnother(Follower):

@@ -50,7 +50,8 @@ def promotes_without_the_table() -> AbstractContextManager[Any]:
         if self.primary and not before and self.began:
             table, self.shard.state.table = self.shard.state.table, PushTable()
             for worker, record in table.records.items():
-                self.shard.state.table.admit(worker, record.incarnation, record.clock)
+                self.shard.state.table.admit(worker, record.incarnation)
+            self.shard.state.table.count([*table.clocks])
         return out
 
     return patch.object(Replica, "take_role", forgets)

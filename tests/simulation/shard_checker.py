@@ -6,6 +6,7 @@ of it, and shares no state and no code with the shard.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -102,6 +103,8 @@ class ShardChecker:
         self._rule = job.schedule.rule
         self._asked: dict[object, tuple[Participant | None, Message]] = {}
         self._loading: tuple[Load, Any] | None = None
+        # the workers that count from an update of this event on
+        self._counted: list[tuple[int, Sequence[tuple[int, int]]]] = []
 
     def make_values(
         self, layout: Layout, server: int, optimizer: OptimizerSpec, rule: Rule
@@ -146,6 +149,11 @@ class ShardChecker:
             account.retired.add(who.worker)
             account.dealing.release(who)
 
+    def counted(self, count: Callable[..., None], members: Sequence[tuple[int, int]]) -> None:
+        """Other workers are about to count for the staleness bound."""
+        self._counted.append((len(self.account.given), members))
+        count(members)
+
     def refused(self, pushes: Sequence[tuple[int, int, int]]) -> None:
         """The shard has refused to apply pushes: (worker, incarnation, sequence)."""
         account = self.account
@@ -156,7 +164,7 @@ class ShardChecker:
             if not self._job.schedule.poison:
                 account.fail(f"push {who} is refused, and can be applied")
             account.refused.add(who)
-            account.clocks[who[:2]] = account.clocks.get(who[:2], 0) + 1
+            account.decided(who)
             if account.shard == 0:
                 account.dealing.give_back(who[:2], self._job.made[who].spans)
 
@@ -197,7 +205,10 @@ class ShardChecker:
     def _explain_updates(self, step: int) -> None:
         """Asynchronous: each step is one push's, and shard 0 makes it first."""
         account, orders = self.account, self._job.orders
-        while account.given:
+        for explained in itertools.count():
+            self._count(explained)
+            if not account.given:
+                break
             if account.given[0] is None:
                 account.advance(given=True)
                 continue
@@ -211,6 +222,11 @@ class ShardChecker:
                 account.fail(f"push {who} made this step, and at shard 0 {orders.get(who)}")
         if account.step != step:
             account.fail(f"it says that it is at step {step}")
+
+    def _count(self, explained: int) -> None:
+        """Counts the workers that count from here on, after so many updates of this event."""
+        while self._counted and self._counted[0][0] <= explained:
+            self.account.count(self._counted.pop(0)[1])
 
     def _explain_rounds(self, step: int, replies: Sequence[Reply]) -> None:
         """Synchronous: each step is the mean of those that are told so."""
@@ -282,7 +298,7 @@ class ShardChecker:
     def _apply(self, who: PushId) -> None:
         account = self.account
         account.apply(who)
-        account.clocks[who[:2]] = account.clocks.get(who[:2], 0) + 1
+        account.decided(who)
         if account.shard == 0:
             account.dealing.apply(self._job.made[who].spans)
 
@@ -373,17 +389,14 @@ class ShardChecker:
         if made != verdict.step:
             account.fail(f"push {who} was applied at step {made} and told {verdict}")
         bound = self._rule.staleness
-        if bound and not self._ended and who[:2] in account.live:
-            slowest = min(
-                account.clocks[other] for other in account.live if other[0] not in account.retired
-            )
-            ahead = account.clocks[who[:2]] - slowest
+        if bound and not self._ended and who[:2] in account.clocks:
+            ahead = account.clocks[who[:2]] - min(account.clocks.values())
             if ahead > bound:
                 account.fail(f"worker {who[:2]} may go on, and is {ahead} pushes ahead")
 
     def _check_stale(self, who: PushId) -> None:
         account, made = self.account, self._job.made[who]
-        account.clocks[who[:2]] = account.clocks.get(who[:2], 0) + 1
+        account.decided(who)
         if account.shard == 0:
             account.dealing.give_back(who[:2], made.spans)
         if who in account.applied:

@@ -38,6 +38,9 @@ class Watch(Protocol):
     def apply_rows(self, apply: Callable[..., None], *said: Any) -> None:
         """Rows of tables are about to be updated, which `apply` does."""
 
+    def counted(self, count: Callable[..., None], members: Sequence[tuple[int, int]]) -> None:
+        """Other workers are about to count for the staleness bound, which `count` notes."""
+
     def refused(self, pushes: Sequence[tuple[int, int, int]]) -> None:
         """The shard has refused to apply pushes: (worker, incarnation, sequence)."""
 
@@ -88,6 +91,8 @@ class Watched(_Base):
 
     def _create(self, shown: ModelDescription) -> None:
         super()._create(shown)
+        table = self.state.table
+        table.count = partial(self.watch.counted, table.count)  # type: ignore[method-assign]
         if (extra := self.state.extension) is not None:
             extra.apply = partial(self.watch.apply_rows, extra.apply)  # type: ignore[method-assign]
 

@@ -35,7 +35,7 @@ PART = 10
 PARTS = 90
 """Of each mode, in `make test-slow`: 10,000 schedules. `make soak` goes on from there."""
 
-REFUSALS = 4
+REFUSALS = 12
 """So many schedules of a mode have pushes that cannot be applied."""
 
 PLENTY = 400

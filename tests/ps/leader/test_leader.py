@@ -17,6 +17,7 @@ from trireme.ps.leader.decisions import (
     Divide,
     Held,
     Measure,
+    Members,
     PushId,
     Stop,
 )
@@ -31,6 +32,10 @@ A, B, C = (0, 1, 1), (1, 1, 1), (2, 1, 1)
 LIVE = {0: 1, 1: 1, 2: 1}
 MOVED = View(3, (), (), (ShardEntry(0, 1, 4), ShardEntry(1, 2, 1), ShardEntry(2, 3, 0)))
 """The primaries of the three shards are not at the servers of their numbers."""
+
+
+def members(live: Mapping[int, int]) -> Members:
+    return Members(5, tuple(sorted(live.items())))
 
 
 class Deciding:
@@ -52,7 +57,11 @@ class Deciding:
         self.leader.hear(shard, Held(**{"known": 0, "pushes": pushes, **said}))  # type: ignore[arg-type]
 
     def decide(self) -> Decision | None:
+        """Returns the next decision, but for `Members`, which comes before where they change."""
         decision = self.leader.decide(self.step, self.live, self.snapshots, self._measure)
+        if isinstance(decision, Members):
+            assert decision.workers == members(self.live).workers
+            return self.decide()
         if isinstance(decision, Apply):
             self.step = decision.step
         return decision
@@ -121,14 +130,29 @@ def test_each_shard_is_sent_all_that_it_has_not_said_it_knows() -> None:
     for shard in (1, 2):
         job.hear(shard, A, B)
     job.decide()
-    first, second = Apply(6, (A,)), Apply(7, (B,))
-    assert job.leader.tell(4) == [(1, Decided(0, (first,), 4)), (2, Decided(0, (first,), 4))]
-    job.hear(2, known=1)
+    first, second = (members(LIVE), Apply(6, (A,))), Apply(7, (B,))
+    assert job.leader.tell(4) == [(1, Decided(0, first, 4)), (2, Decided(0, first, 4))]
+    job.hear(2, known=2)
     job.decide()
-    both = first, second
-    assert job.leader.tell(4) == [(1, Decided(0, both, 4)), (2, Decided(1, (second,), 4))]
+    both = *first, second
+    assert job.leader.tell(4) == [(1, Decided(0, both, 4)), (2, Decided(2, (second,), 4))]
     assert job.leader.tell(4) == []
-    assert job.leader.tell(5) == [(1, Decided(0, both, 5)), (2, Decided(1, (second,), 5))]
+    assert job.leader.tell(5) == [(1, Decided(0, both, 5)), (2, Decided(2, (second,), 5))]
+
+
+def test_who_trains_comes_before_the_next_update_and_once() -> None:
+    job = Deciding(ASYNC, 2, A)
+    job.hear(1, A)
+    job.live = {0: 1}
+    job.decide()
+    job.live = {0: 1, 1: 2}
+    job.leader.hold((1, 2, 1), 1)
+    job.hear(1, (1, 2, 1))
+    job.decide()
+    assert job.decide() is None
+    ((_, decided),) = job.leader.tell(4)
+    one, two = members({0: 1}), Members(6, ((0, 1), (1, 2)))
+    assert decided.decisions == (one, Apply(6, (A,)), two, Apply(7, ((1, 2, 1),)))
 
 
 def test_a_shard_that_has_held_nothing_is_sent_no_view() -> None:

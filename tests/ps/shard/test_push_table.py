@@ -16,7 +16,8 @@ def push(worker: int, sequence: int, *, incarnation: int = 1) -> tuple[Participa
 def table_of(*workers: int) -> PushTable:
     table = PushTable()
     for worker in workers:
-        table.admit(worker, 1, 0)
+        table.admit(worker, 1)
+    table.count([(worker, 1) for worker in workers])
     return table
 
 
@@ -28,7 +29,7 @@ def test_what_is_decided_is_kept_until_the_worker_has_it() -> None:
     assert record.verdicts == {1: Applied(7), 2: Stale(8)}
     table.forget_acknowledged(0, 1)
     assert record.verdicts == {2: Stale(8)}
-    assert (record.sequence, record.clock, record.applied, record.stale) == (2, 2, 1, 1)
+    assert (record.sequence, table.clocks, record.applied, record.stale) == (2, {(0, 1): 2}, 1, 1)
 
 
 @pytest.mark.parametrize("sequence", [1, 3])
@@ -42,37 +43,57 @@ def test_a_push_is_decided_once_and_none_is_skipped(sequence: int) -> None:
 def test_a_newer_start_counts_from_one_again() -> None:
     table = table_of(0)
     table.decide(*push(0, 1), Applied(1))
-    record = table.admit(0, 2, clock=5)
-    assert (record.incarnation, record.sequence, record.clock) == (2, 0, 5)
+    record = table.admit(0, 2)
+    assert (record.incarnation, record.sequence) == (2, 0)
     assert (record.verdicts, record.applied) == ({}, 1)
     table.decide(*push(0, 1, incarnation=2), Applied(2))
-    assert (record.sequence, record.clock, record.applied) == (1, 6, 2)
+    assert (record.sequence, table.clocks, record.applied) == (1, {(0, 1): 1}, 2), (
+        "not yet a member"
+    )
 
 
 def test_the_same_start_again_changes_nothing() -> None:
     table = table_of(0)
     table.decide(*push(0, 1), Applied(1))
-    assert table.admit(0, 1, clock=9).sequence == 1
-    assert table.records[0].clock == 1
+    assert table.admit(0, 1).sequence == 1
+    table.count([(0, 1)])
+    assert table.clocks == {(0, 1): 1}
 
 
 def test_an_update_of_a_replaced_start_is_only_counted() -> None:
     table = table_of(0)
-    table.admit(0, 2, clock=0)
+    table.admit(0, 2)
+    table.count([(0, 2)])
     table.decide(*push(0, 9, incarnation=1), Applied(3))
     record = table.records[0]
-    assert (record.sequence, record.clock, record.applied, record.verdicts) == (0, 0, 1, {})
+    assert (record.sequence, table.clocks, record.applied) == (0, {(0, 2): 0}, 1)
+    assert record.verdicts == {}
 
 
-def test_the_slowest_is_looked_for_among_those_asked_for() -> None:
+def test_the_slowest_is_looked_for_among_those_that_train() -> None:
     table = table_of(0, 1, 2)
     for sequence in (1, 2, 3):
         table.decide(*push(0, sequence), Applied(sequence))
     table.decide(*push(1, 1), Applied(4))
-    assert table.slowest([0, 1, 2]) == 0
-    assert table.slowest([0, 1]) == 1
-    assert table.slowest([]) == 0
-    assert table.slowest([0, 77]) == 3
+    assert table.slowest() == 0
+    table.count([(0, 1), (1, 1)])
+    assert table.slowest() == 1
+    table.count([(0, 1)])
+    assert table.slowest() == 3
+    table.count([])
+    assert table.slowest() == 0
+
+
+def test_a_newcomer_counts_from_the_slowest_of_those_that_stay() -> None:
+    table = table_of(0, 1, 2)
+    for sequence in (1, 2, 3):
+        table.decide(*push(0, sequence), Applied(sequence))
+    table.decide(*push(1, 1), Applied(4))
+    table.count([(0, 1), (1, 1), (2, 2), (7, 1)])
+    counts = {(0, 1): 3, (1, 1): 1, (2, 2): 1, (7, 1): 1}
+    assert table.clocks == counts, "7 is not admitted yet, and 2 is another start of it"
+    table.decide(*push(2, 1), Stale(4))
+    assert table.clocks == counts, "an update of the start before"
 
 
 def test_counts_outlive_the_job_and_sequences_do_not() -> None:
@@ -83,8 +104,8 @@ def test_counts_outlive_the_job_and_sequences_do_not() -> None:
     assert rows == (WorkerProgress(0, 1, 2, 1, 1), WorkerProgress(2, 1, 0, 0, 0))
     resumed = PushTable()
     resumed.restore(rows)
-    record = resumed.admit(0, 1, clock=0)
-    assert (record.incarnation, record.sequence, record.clock) == (1, 0, 0)
+    record = resumed.admit(0, 1)
+    assert (record.incarnation, record.sequence) == (1, 0)
     resumed.decide(*push(0, 1), Applied(2))
     assert (record.applied, record.stale) == (2, 1)
 
@@ -94,6 +115,6 @@ def test_of_a_snapshot_only_the_counts_are_taken_over() -> None:
     table.restore([WorkerProgress(3, 2, 9, 5, 1)])
     assert table.export() == (WorkerProgress(3, 0, 0, 5, 1),)
     record = table.records[3]
-    assert (record.clock, record.verdicts) == (0, {})
-    assert table.admit(3, 1, 4).clock == 4
+    assert record.verdicts == {}
+    table.admit(3, 1)
     assert table.export() == (WorkerProgress(3, 1, 0, 5, 1),)

@@ -130,6 +130,6 @@ def test_a_worker_without_examples_hears_that_a_round_waits_for_it() -> None:
 def test_an_update_without_examples_is_no_step_where_each_is_applied_by_itself() -> None:
     bench = Bench(Rule(staleness=1))
     assert told(bench.push(0, weight=0.0, steps=0)) == [("push 0.1", applied(0))]
-    assert bench.shard.state.table.records[0].clock == 1
+    assert bench.shard.state.table.clocks[0, 1] == 1
     (reply,) = [r for _, r in told(bench.push(1, steps=0))]
     assert isinstance(reply, PushReply) and "may be of 1 to 1" in reply.verdict.reason  # type: ignore[union-attr]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ps.bench import SYNC, Bench, applied, payload_of, sent, snapshot_of, told
-from trireme.ps.leader.decisions import Apply, Decided, Held, PushId
+from trireme.ps.leader.decisions import Apply, Decided, Held, Members, PushId
 from trireme.ps.messages import (
     Done,
     Duplicate,
@@ -161,7 +161,8 @@ def test_server_0_waits_until_the_others_hold_the_updates() -> None:
     bench.push(0)
     assert bench.push(1) == []
     out = bench.hear(1, Held(0, (A, B)))
-    assert told(out) == [("ps:1", close(A, B)), ("push 0.1", applied(1)), ("push 1.1", applied(1))]
+    decided = Decided(0, (Members(0, ((0, 1), (1, 1))), Apply(1, (A, B))), 1)
+    assert told(out) == [("ps:1", decided), ("push 0.1", applied(1)), ("push 1.1", applied(1))]
 
 
 def test_another_server_does_what_server_0_decides() -> None:
@@ -226,7 +227,7 @@ def test_norms_are_gathered_at_server_0() -> None:
     other = 100.0 - square
     ((_, decided), (_, answer)) = told(bench.hear(1, Held(0, (A,), (), (A,), other)))
     assert isinstance(decided, Decided)
-    (decision,) = decided.decisions
+    _, decision = decided.decisions
     assert isinstance(decision, Apply)
     assert decision.scale == pytest.approx(0.5, rel=1e-6)
     assert answer == applied(1)

@@ -69,7 +69,14 @@ class Divide(msgspec.Struct, frozen=True, array_like=True, tag="divide"):
     view: Number
 
 
-Decision = Apply | Measure | Cut | Add | Stop | Divide
+class Members(msgspec.Struct, frozen=True, array_like=True, tag="members"):
+    """From now on these workers train: all shards hold back the same ones for a staleness bound."""
+
+    step: Number
+    workers: Pairs  # pairs (worker, incarnation)
+
+
+Decision = Apply | Measure | Cut | Add | Stop | Divide | Members
 
 
 class Held(FromServer, frozen=True, array_like=True):

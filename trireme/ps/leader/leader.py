@@ -3,8 +3,8 @@
 It is on the server with the primary of shard 0, and part of that shard's replicated state: a copy
 that becomes the primary goes on with the same sequence. Each other shard reports what it holds
 (`Held`), and the leader writes one numbered sequence of decisions, which all shards follow in order
-(`Decided`): whose pushes make the next step, where a copy is made, where training ends, and where
-the shards stop to be divided anew.
+(`Decided`): whose pushes make the next step, which workers train, where a copy is made, where
+training ends, and where the shards stop to be divided anew.
 
 A worker may die when its push has reached some shards and not others, and an update cannot be taken
 back from an optimizer with momentum. So the leader decides to apply a push only when every shard
@@ -35,6 +35,7 @@ from trireme.ps.leader.decisions import (
     Divide,
     Held,
     Measure,
+    Members,
     PushId,
     Stop,
 )
@@ -42,7 +43,7 @@ from trireme.ps.leader.ending import Ending
 from trireme.ps.leader.example_ledgers import ExampleLedgers, ExamplesState
 from trireme.ps.rule import Rule
 
-Live = Mapping[int, int]  # the workers that still train, by index, with their incarnations
+Live = Mapping[int, int]  # the incarnations of workers that train; never changed in place
 
 Square = Callable[[Sequence[PushId]], float]
 """Returns the squared L2 norm of shard 0's part of the mean gradient of pushes."""
@@ -85,6 +86,7 @@ class Leader:
         self._waiting: dict[PushId, int] = {}  # with the steps of each: some shard may not hold it
         self._ready: dict[PushId, int] = {}  # every shard holds it
         self._proposed: tuple[PushId, ...] = ()
+        self._members: Live | None = None  # the last `Members`
         self._stopped = False
         self._chief: int | None = None
         self._divides = 0  # the number of the view for which `Divide` is to be written
@@ -145,10 +147,7 @@ class Leader:
         self._ready.pop(push, None)
 
     def hear(self, shard: int, message: Held) -> None:
-        """Takes what another shard holds. A late or repeated message changes nothing.
-
-        Neither does a message of a shard that the job does not have.
-        """
+        """Takes what another shard holds. A late, repeated or stray message changes nothing."""
         other = self._others.get(shard)
         if other is None:
             return
@@ -202,6 +201,9 @@ class Leader:
             return Divide(step, view)
         if not self.loaded:
             return None
+        if live is not self._members:
+            self._members = live
+            return Members(step, tuple(sorted(live.items())))
         if not self._stopped and self.ending.reached(step):
             self._stopped = True
             self._waiting.clear()

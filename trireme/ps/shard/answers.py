@@ -73,10 +73,10 @@ class Answers:
 
     def give(self, answer: PushAnswer) -> list[Reply]:
         """Answers a push at once, or withholds the answer if this worker or another must wait."""
-        worker = answer.pending.owner.worker
-        if not self.withheld and self._may_go_on(worker, self._highest_clock()):
+        owner = answer.pending.owner
+        if not self.withheld and self._may_go_on(owner, self._highest_clock()):
             return [self.reply(answer)]
-        self.withheld[worker] = answer
+        self.withheld[owner.worker] = answer
         return []
 
     def repeat(self, pending: Pending) -> list[Reply]:
@@ -97,7 +97,7 @@ class Answers:
             rejected = PushReply(RejectedVerdict(reason), state.step, 0, False)
             return [Reply(pending.route, rejected)]
         answer = PushAnswer(pending, Duplicate(original), 0)
-        if state.synchronous or self._may_go_on(worker, self._highest_clock()):
+        if state.synchronous or self._may_go_on(pending.owner, self._highest_clock()):
             return [self.reply(answer)]
         self.withheld[worker] = answer
         return []
@@ -152,8 +152,8 @@ class Answers:
             out += map(self.reply, due)
         if self.withheld:
             highest = self._highest_clock()
-            for worker in tuple(self.withheld):
-                if self._may_go_on(worker, highest):  # one that is answered may keep another
+            for worker, answer in tuple(self.withheld.items()):
+                if self._may_go_on(answer.pending.owner, highest):  # one may keep another
                     out.append(self.reply(self.withheld.pop(worker)))
         if self._pulls:
             out += self._answer_pulls()
@@ -183,12 +183,12 @@ class Answers:
         state, bound = self._state, self._state.rule.staleness
         if bound is None or state.over:
             return math.inf
-        return state.table.slowest(state.participants.live) + bound
+        return state.table.slowest() + bound
 
-    def _may_go_on(self, worker: int, highest: float) -> bool:
+    def _may_go_on(self, who: Participant, highest: float) -> bool:
         """Returns whether a worker is not too far ahead, and it is decided whether it goes on."""
-        ahead = self._state.table.records[worker].clock > highest
-        return not ahead and not self._undecided(worker)
+        ahead = self._state.table.clocks.get(who, 0) > highest
+        return not ahead and not self._undecided(who.worker)
 
     def _undecided(self, worker: int) -> bool:
         """Returns whether updates under way decide if a worker goes on, which shard 0 tells."""
@@ -223,7 +223,7 @@ class Answers:
 
     def waits(self, now: float) -> Iterator[Wait]:
         state, live = self._state, self._state.participants.live
-        chief, records = state.participants.view.chief, state.table.records
+        chief, table = state.participants.view.chief, state.table
         for each in self._pulls:
             reason, workers = "the last updates", [*live]
             if state.step < each.request.at_least:
@@ -231,10 +231,9 @@ class Answers:
             if not state.loaded:
                 reason, workers = "its first values", [] if chief is None else [chief]
             yield wait(now, each, reason, _names(workers))
-        slowest = state.table.slowest(live)
         for worker, answer in self.withheld.items():
             reason = f"staleness bound {state.rule.staleness}"
-            workers = [w for w in live if records[w].clock == slowest]
+            workers = [w for (w, _), clock in table.clocks.items() if clock == table.slowest()]
             if state.leader is not None and self._undecided(worker):
                 reason, workers = "the last updates", [*state.leader.ending.under_way]
             yield wait(now, answer.pending, reason, _names(workers))

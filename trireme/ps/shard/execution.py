@@ -18,6 +18,7 @@ from trireme.ps.leader.decisions import (
     Decision,
     Divide,
     Held,
+    Members,
     PushId,
     Stop,
 )
@@ -363,6 +364,8 @@ class Execution:
         elif isinstance(decision, Stop):
             self._state.over = True
             self.updates.drop_stale(follower.take_all())
+        elif isinstance(decision, Members):
+            self._state.table.count(decision.workers)
         elif not isinstance(decision, Divide):
             follower.propose(decision.pushes)
         return ()

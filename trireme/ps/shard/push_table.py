@@ -6,7 +6,7 @@ worker acknowledges it, however long that takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -49,7 +49,6 @@ class WorkerRecord(msgspec.Struct, array_like=True):
     sequence: int = 0  # the last decided push of that incarnation
     # what became of the pushes whose answers the worker may not have yet
     verdicts: dict[int, Decided] = msgspec.field(default_factory=dict)
-    clock: int = 0  # decided pushes, for the staleness bound; a newcomer starts at the slowest's
     # counts over all incarnations
     applied: int = 0
     stale: int = 0
@@ -60,20 +59,29 @@ class PushTable:
 
     def __init__(self) -> None:
         self.records: dict[int, WorkerRecord] = {}
+        # the decided pushes of those that train by the leader's order, for the staleness bound
+        self.clocks: dict[tuple[int, int], int] = {}
 
-    def admit(self, worker: int, incarnation: int, clock: int) -> WorkerRecord:
+    def admit(self, worker: int, incarnation: int) -> WorkerRecord:
         """Returns the worker's record; a newer incarnation begins again at sequence 0."""
         record = self.records.setdefault(worker, WorkerRecord())
         if incarnation > record.incarnation:
-            record.incarnation, record.sequence, record.clock = incarnation, 0, clock
+            record.incarnation, record.sequence = incarnation, 0
             record.verdicts.clear()
         return record
+
+    def count(self, members: Sequence[tuple[int, int]]) -> None:
+        """Counts the pushes of these incarnations; a newcomer's from the slowest's on."""
+        start = min([self.clocks[who] for who in members if who in self.clocks], default=0)
+        self.clocks = {who: self.clocks.get(who, start) for who in members}
 
     def decide(self, owner: Participant, sequence: int, verdict: Decided) -> None:
         """Records the verdict on a push; of an incarnation that was replaced, only counts it."""
         record = self.records[owner.worker]
         record.applied += isinstance(verdict, Applied)
         record.stale += isinstance(verdict, Stale)
+        if owner in self.clocks:
+            self.clocks[owner] += 1
         if owner.incarnation != record.incarnation:
             return
         assert sequence == record.sequence + 1, (
@@ -81,7 +89,6 @@ class PushTable:
         )
         record.sequence = sequence
         record.verdicts[sequence] = verdict
-        record.clock += 1
 
     def forget_acknowledged(self, worker: int, acknowledged: int) -> None:
         """Forgets the verdicts that a worker has acknowledged: those up to a sequence."""
@@ -90,10 +97,9 @@ class PushTable:
             if sequence <= acknowledged:
                 del verdicts[sequence]
 
-    def slowest(self, workers: Iterable[int]) -> int:
-        """Returns the lowest clock of these workers; 0 when none of them has pushed."""
-        clocks = [self.records[worker].clock for worker in workers if worker in self.records]
-        return min(clocks, default=0)
+    def slowest(self) -> int:
+        """Returns the lowest clock of the workers that train."""
+        return min(self.clocks.values(), default=0)
 
     def export(self) -> tuple[WorkerProgress, ...]:
         return tuple(

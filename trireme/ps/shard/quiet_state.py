@@ -34,6 +34,7 @@ class QuietState(msgspec.Struct, frozen=True, array_like=True):
     records: dict[int, WorkerRecord]  # the exactly-once table
     retired: tuple[int, ...]  # the workers that train no more
     counters: dict[str, int]
+    clocks: dict[tuple[int, int], int]  # as in the table
     leader: LeaderState | None = None
 
 
@@ -63,6 +64,7 @@ def export(state: ShardState) -> Quiet | None:
         records=state.table.records,
         retired=tuple(sorted(state.participants.retired)),
         counters=dict(state.counters),
+        clocks=state.table.clocks,
         leader=state.leader.export() if state.leader is not None else None,
     )
     extra = () if state.extension is None else (state.extension,)

@@ -119,8 +119,7 @@ class Shard:
         participants, table = state.participants, state.table
         if view.number <= participants.view.number:
             return []
-        staying = participants.take(view)
-        out = self._replace(table.records.keys() - staying, staying)
+        out = self._replace(table.records.keys() - participants.take(view))
         gone = execution.answers.take_fenced_pulls()
         gone += execution.snapshots.take_routes(absent=True)
         gone += execution.additions.take_routes(absent=True)
@@ -129,25 +128,21 @@ class Shard:
             state.leader.view(view, participants.live)
         return [*out, *execution.proceed()]
 
-    def _replace(self, gone: set[int], staying: set[int]) -> list[Instruction]:
-        """Drops what workers had begun that are out, or were started anew; answers their pushes.
-
-        Newcomers are admitted, and count as far as the slowest of those that stay.
-        """
+    def _replace(self, gone: set[int]) -> list[Instruction]:
+        """Drops what workers had begun that are out, or were started anew; answers their pushes."""
         state, out = self.state, list[Instruction]()
-        clock = state.table.slowest(staying & state.participants.live.keys())
         for worker in sorted(gone):
             who = Participant(worker, state.table.records[worker].incarnation)
             out += map(self._fenced, self.execution.drop(who))
             if state.leader is not None:
                 state.leader.ending.done(worker)
                 state.leader.examples.release(worker)
-        self._admit(clock)
+        self._admit()
         return out
 
-    def _admit(self, clock: int) -> None:
+    def _admit(self) -> None:
         for worker, incarnation in self.state.participants.incarnations.items():
-            self.state.table.admit(worker, incarnation, clock)
+            self.state.table.admit(worker, incarnation)
 
     def _fenced(self, pending: Pending) -> Reply:
         participants = self.state.participants
@@ -156,12 +151,7 @@ class Shard:
             pending.route, messages.FencedVerdict(participants.view.number, reason), "fenced"
         )
 
-    def _refused_push(
-        self,
-        route: object,
-        verdict: messages.FencedVerdict | messages.RejectedVerdict,
-        counter: str,
-    ) -> Reply:
+    def _refused_push(self, route: object, verdict: messages.Verdict, counter: str) -> Reply:
         self.state.counters[counter] += 1
         return Reply(route, messages.PushReply(verdict, self.state.step, 0, False))
 
@@ -242,7 +232,7 @@ class Shard:
         state.step, state.loaded_in = request.step, request.view
         self.execution.updates.load()
         state.table.restore(request.workers)
-        self._admit(0)
+        self._admit()
         if (leader := state.leader) is not None:
             leader.loaded = True
             leader.examples.restore(request.consumed, request.sizes, request.orders)
@@ -418,10 +408,11 @@ class Shard:
         # A chief that finds other shards without values replaces these: its view is later than 1.
         state.step, state.loaded_in = before.step, 1
         state.table.resume(before.records)
+        state.table.clocks = dict(before.clocks)
         state.counters.update(before.counters)
         if state.leader is not None and before.leader is not None:
             state.leader.resume(before.leader)
-        out = self._replace(gone, before.records.keys() - gone)
+        out = self._replace(gone)
         if state.leader is not None:
             state.leader.view(view, state.participants.live)
         return [*out, *self.execution.proceed()]
@@ -441,9 +432,8 @@ class Shard:
 
     def lags(self) -> dict[int, int]:
         """Returns how many pushes each training worker is behind the furthest one."""
-        records, live = self.state.table.records, self.state.participants.live
-        clocks = {worker: records[worker].clock for worker in live}
-        return {worker: max(clocks.values()) - clock for worker, clock in clocks.items()}
+        clocks = self.state.table.clocks
+        return {worker: max(clocks.values()) - clock for (worker, _), clock in clocks.items()}
 
     def status(self, who: Participant, request: messages.Status, _: None = None) -> Message:
         state = self.state
