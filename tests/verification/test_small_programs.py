@@ -49,6 +49,7 @@ SCALED = (
     BACKWARD,
     BACKWARD + "    for p in model.parameters(): p.grad *= 1 - 0.5 * optimizer.replica\n",
 )
+CLIPPED = "    nn.utils.clip_grad_norm_(model.parameters(), 0.05)\n"
 BFLOAT16 = (
     ("tanh()), Net()", "tanh()), Net().bfloat16()"),
     ("    optimizer.zero_grad", "    x, y = x.bfloat16(), y.bfloat16()\n    optimizer.zero_grad"),
@@ -148,6 +149,16 @@ CASES: dict[str, tuple[tuple[tuple[str, str], ...], str, str]] = {
         (OWN, ("[optimizer.replica::optimizer.replicas]", "")),
         "same",
         "were given the same batches",
+    ),
+    "clipping by each worker's own norm, of shares of its own": (
+        (OWN, (BACKWARD, BACKWARD + CLIPPED)),
+        "differs",
+        "by its own norm",
+    ),
+    "clipping by the norm of the mean, of shares of its own": (
+        (OWN, ("momentum=0.9))", "momentum=0.9), clip_norm=0.05)")),
+        "same",
+        "",
     ),
     "another number of steps": (
         (

@@ -104,8 +104,7 @@ def verify(
 ) -> Verdict:
     """Says whether a job is the same as one process, as `trireme verify` does from a shell.
 
-    The function travels to the runs by cloudpickle, as for `trireme.run`; Ctrl-C ends them. Call it
-    from the main thread. Printing the verdict says where the runs differ first, and why.
+    Printing the verdict says where the runs differ first, and why. Ctrl-C ends them.
 
     Args:
         function_or_script: opens a `Session`, or calls `distribute`; or the path of such a script.
@@ -181,9 +180,8 @@ class Verifier:
             )
         name, stop_at = name_of(task.config), self.limits.stop_at
         try:
-            if stop_at is None:
-                return self._with_one_process(name, task)
-            return self._with_itself(name, task, stop_at)
+            compare = partial(self._with_itself, stop_at) if stop_at else self._with_one_process
+            return compare(name, task)
         except _Ended as ended:
             return Verdict(name, *ended.args)
 
@@ -216,8 +214,7 @@ class Verifier:
         why = reason(first, job.steps, steps, repeated)
         return Verdict(name, "differs", why, found, against, notes)
 
-    def _with_itself(self, name: str, task: TaskConfig, stop_at: int) -> Verdict:
-        """Compares a job that is stopped at a step and resumed with one that is not."""
+    def _with_itself(self, stop_at: int, name: str, task: TaskConfig) -> Verdict:
         steps, against = self.limits.steps, "the job that was not stopped"
         whole = self._run(task, f"{name}, {steps} steps without a stop", steps)
         run_dir = str(whole.directory / "resumed")
@@ -234,11 +231,7 @@ class Verifier:
     def _reference(
         self, task: TaskConfig, job: Run, replicas: int, loops: int, variant: str = ""
     ) -> Run:
-        """Runs the program as one process that stands for a job, or as one for each of its loops.
-
-        It begins with the job's values, which are off by rounding if `perturbed`; jobs that begin
-        alike have the same. So many `replicas` of a batch make one step.
-        """
+        """Runs the program as one process, or one for each of its loops, from the job's values."""
         if not (initial := job.directory / INITIAL).exists():
             raise _Ended("failed", "no worker was the chief as it began: run it again")
         begin = hashlib.sha256(initial.read_bytes()).hexdigest()

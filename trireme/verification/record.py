@@ -33,9 +33,7 @@ class Sketch(msgspec.Struct, frozen=True, array_like=True):
 
     marks: tuple[float, ...]  # the products of its finite elements with vectors of random signs
     count: int  # of elements
-    # the norm of one unit in the last place of every element; 0 of dtypes that are narrower than
-    # float32, whose rounding is no measure
-    last: float = 0.0
+    last: float = 0.0  # the norm of a unit in the last place of each; 0 if narrower than float32
     broken: float = 0.0  # tells which elements are NaN or infinite; 0 where none are
 
     @property
@@ -89,10 +87,7 @@ def combined(*parts: tuple[float, Sketch]) -> Sketch:
 
 
 def distance(one: Sketch, other: Sketch) -> float:
-    """Returns the L2 norm of the difference of two tensors, estimated.
-
-    It is infinite where their shapes differ, or other elements are NaN or infinite.
-    """
+    """Returns the L2 norm of a difference, estimated; infinite where other elements are finite."""
     if (one.count, one.broken) != (other.count, other.broken):
         return math.inf
     return combined((1.0, one), (-1.0, other)).norm

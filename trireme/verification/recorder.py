@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from trireme.launch.config.task_config import Trial
 from trireme.ps.messages import Span
 from trireme.ps.optimizers import members
 from trireme.session.model.module_names import called_modules, named_buffers
+from trireme.session.model.trained import clip
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import line_of_program
 from trireme.session.result import StepResult
@@ -40,17 +42,14 @@ def open_recorder(worker: Any) -> Observer:
     return Observer(worker) if worker.task.trial is None else Recorder(worker, worker.task.trial)
 
 
-class Hook:
+class Hook(partial[None]):
     """A hook that records; in a copy of the model it does nothing."""
 
-    def __init__(self, call: Callable[..., object] = lambda *_: None) -> None:
-        self._call = call
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hook, (_nothing,)
 
-    def __call__(self, *args: Any) -> None:
-        self._call(*args)
 
-    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
-        return Hook, ()
+def _nothing(*_: Any) -> None: ...
 
 
 class Recorder(Observer):
@@ -69,11 +68,15 @@ class Recorder(Observer):
         self._hooked: set[int] = set()
         self._own_hooks: list[str] = []  # the parameters with hooks of the program
         self._own_loop = True
+        self._later: list[Callable[[], object]] = []  # the clipping of a step
 
     def on_start(self) -> None:
         torch.set_deterministic_debug_mode("warn")
         worker, setup = self.worker, self.worker.setup
         turn_dropout_off(setup.model, self._notes)
+        if self._meeting is not None:
+            for each in (nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_, clip):
+                _replace(each, partial(self._clip_later, each))
         found = self._held(state=False)
         if (given := self._trial.settings.get("initial")) is not None:
             number = str(self._trial.settings["variant"]).partition("perturbed ")[2]
@@ -100,7 +103,7 @@ class Recorder(Observer):
             if parameter.requires_grad and self._is_new(parameter):
                 self._own_hooks += [name] if parameter._backward_hooks else []
                 if self.worker.setup.settings.mesh.pp == 1:  # else torch averages afterwards
-                    parameter.register_hook(Hook(partial(self._add, f"gradient/{name}")))
+                    parameter.register_hook(Hook(self._add, f"gradient/{name}"))
 
     def _is_new(self, hooked: object) -> bool:
         before = len(self._hooked)
@@ -151,6 +154,12 @@ class Recorder(Observer):
         if torch.is_grad_enabled() and module.training:
             self._note_draws("model")
 
+    def _clip_later(self, call: Callable[..., Any], found: Any, *args: Any, **kwargs: Any) -> Any:
+        """Clips gradients when they are those of all workers; returns their norm until then."""
+        found = [*found] if isinstance(found, Iterator) else found
+        self._later.append(partial(call, found, *args, **kwargs))
+        return call(found, math.inf)
+
     def _note_draws(self, where: str) -> None:
         now = states()
         if self._states not in (None, now) and where not in self._record.drew:
@@ -176,14 +185,15 @@ class Recorder(Observer):
         record.sketches |= {key: number(each) for key, each in _settings(setup.optimizer)}
         if self._meeting is not None:
             self._meeting.average(weight, parameters.values())
+            while self._later:
+                self._later.pop(0)()
         for name, parameter in parameters.items():
             record.eps = max(record.eps, precision(parameter.dtype))
             if parameter.grad is not None:
                 self._add(f"pushed/{name}", parameter.grad)
 
     def after_update(self) -> None:
-        held = self._held(state=True)
-        self._record.sketches |= {key: sketch(each) for key, each in held.items()}
+        self._record.sketches |= {k: sketch(each) for k, each in self._held(state=True).items()}
 
     def after_step(self, recorder: Any, result: StepResult, *, due: bool) -> None:
         record, losses = self._record, self._losses
@@ -299,13 +309,17 @@ def turn_dropout_off(model: nn.Module, notes: set[str]) -> None:
     for kernel in (*_KERNELS, *(f"{name}_" for name in _KERNELS)):
         setattr(kernels, kernel, partial(kept, getattr(kernels, kernel)))
     attention = functional.scaled_dot_product_attention
-    for module in list(sys.modules.values()):  # the program may have imported the function
-        for name in [name for name, each in list(vars(module).items()) if each is attention]:
-            setattr(module, name, attend)
+    _replace(attention, attend)
     for layer in model.modules():
         if isinstance(layer, nn.RNNBase) and layer.dropout:
             notes.add(OFF)
             layer.dropout = 0.0
+
+
+def _replace(function: Callable[..., object], by: Callable[..., object]) -> None:
+    for module in list(sys.modules.values()):  # the program may have imported it
+        for name in [name for name, each in list(vars(module).items()) if each is function]:
+            setattr(module, name, by)
 
 
 @torch.no_grad()

@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 import numpy as np
@@ -57,12 +56,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Saves and leaves the job, as `Session`'s; an exception fails it."""
         self._closed = True
         if self._job is not None:
