@@ -227,6 +227,10 @@ def _deltas(rng: random.Random, workers: int) -> Rule:
     return Rule(aggregate=0, staleness=0, every=rng.randint(2, 5))
 
 
+def _async_deltas(rng: random.Random, workers: int) -> Rule:
+    return Rule(aggregate=1, staleness=rng.choice((None, 1, 2, 3)), every=rng.randint(2, 5))
+
+
 MODES: Mapping[str, Callable[[random.Random, int], Rule]] = {
     "async": _asynchronous,
     "counts": _asynchronous,
@@ -235,6 +239,7 @@ MODES: Mapping[str, Callable[[random.Random, int], Rule]] = {
     "backup": _backup,
     "clip": _clip,
     "deltas": _deltas,
+    "async-deltas": _async_deltas,
     "rows": _asynchronous,
     "sync-rows": _sync,
     "links": _asynchronous,

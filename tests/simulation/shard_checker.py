@@ -203,7 +203,7 @@ class ShardChecker:
         return who.worker, who.incarnation, push.sequence, self.account.view.life
 
     def _explain_updates(self, step: int) -> None:
-        """Asynchronous: each step is one push's, and shard 0 makes it first."""
+        """Asynchronous: each update is one push's, and shard 0 makes it first."""
         account, orders = self.account, self._job.orders
         for explained in itertools.count():
             self._count(explained)
@@ -212,7 +212,8 @@ class ShardChecker:
             if account.given[0] is None:
                 account.advance(given=True)
                 continue
-            who = account.identify(account.advance(given=True))
+            who = account.identify(account.given[0][0])
+            account.advance(given=True, steps=self._job.made[who].push.steps)
             if account.shard == 0 and who[:2] not in account.live:
                 account.fail(f"push {who} was applied, and its worker is not in {account.view}")
             self._apply(who)

@@ -70,6 +70,14 @@ def test_an_update_of_a_replaced_start_is_only_counted() -> None:
     assert record.verdicts == {}
 
 
+def test_an_update_of_a_start_that_still_counts_is_counted_though_a_newer_one_is_known() -> None:
+    """One shard may know the newer start before this update is decided, and another after it."""
+    table = table_of(0)
+    table.admit(0, 2)
+    table.decide(*push(0, 9, incarnation=1), Applied(3))
+    assert table.clocks == {(0, 1): 1}
+
+
 def test_the_slowest_is_looked_for_among_those_that_train() -> None:
     table = table_of(0, 1, 2)
     for sequence in (1, 2, 3):

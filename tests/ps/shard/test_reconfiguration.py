@@ -176,6 +176,26 @@ def test_a_push_that_was_decided_is_a_duplicate_after_the_division() -> None:
     assert torch.equal(job.values, before)
 
 
+@pytest.mark.parametrize("bounds", [(0, 12), (0, 4, 8, 12)])
+def test_a_worker_that_is_held_back_is_held_back_after_the_division_too(
+    bounds: tuple[int, ...],
+) -> None:
+    job = Job(Rule(aggregate=1, staleness=1), 0, 6, 12)
+    job.load(torch.zeros(16 * SLOTS))
+    for sequence in (1, 2):
+        job.push(0, sequence, torch.ones(16 * SLOTS), sequence - 1)
+    assert (0, 0, 2) not in job.replies, "it is two ahead"
+    job.divide(*bounds)
+    for _ in range(2):
+        job.push(0, 2, torch.ones(16 * SLOTS), 1)  # it asks again
+        assert [shard.lags() for shard in job.shards] == [{0: 0, 1: 2}] * len(job.shards)
+        assert all((shard.number, 0, 2) not in job.replies for shard in job.shards)
+    job.push(1, 1, torch.ones(16 * SLOTS), 2)
+    for shard in job.shards:
+        message = job.replies[shard.number, 0, 2].message
+        assert isinstance(message, PushReply) and message.verdict == Duplicate(Applied(2))
+
+
 def test_a_push_that_was_not_decided_is_decided_once_after_the_division() -> None:
     job = Job(SYNC, 0, 6, 12)
     job.load(torch.zeros(16 * SLOTS))

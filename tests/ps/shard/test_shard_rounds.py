@@ -263,6 +263,14 @@ def test_who_is_too_far_ahead_waits_for_the_slowest_and_lags_are_told() -> None:
     assert bench.shard.lags() == {0: 0, 1: 2}
 
 
+def test_who_is_too_far_ahead_is_answered_when_the_job_ends() -> None:
+    bench = Bench(Rule(aggregate=1, staleness=1, max_steps=3), workers=(0, 1, 2))
+    bench.push(0, 1, 2.0)
+    assert bench.push(0, 2, 2.0, pulled=1) == []
+    answers = dict(told(bench.push(1, 1, 2.0, pulled=2)))
+    assert {*answers} == {"push 0.2", "push 1.1"}, "worker 2 is behind still, and need not push"
+
+
 def test_who_waits_for_first_values_waits_for_the_chief() -> None:
     bench = Bench(loaded=False)
     bench.attach(1)
