@@ -259,19 +259,26 @@ def train_and_leave(case: str) -> bool:
     return all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
 
 
-def train_accumulating(case: str, size: int, every: int) -> dict[str, Any]:
-    """Makes a step of so many batches that the job deals, in two epochs."""
+def train_accumulating(case: str, size: int, every: int, flushes: bool = False) -> dict[str, Any]:
+    """Makes a step of so many batches that the job deals, in two epochs.
+
+    One that `flushes` makes a step of the rest of an epoch when it has the next one's first batch.
+    """
     model = model_of(case)
     made = trireme.distribute(model, OPTIMIZERS["sgd"](model.parameters()))
     said: list[str] = []
     made.worker.progress.warn = said.append  # type: ignore[method-assign]
-    seen = 0
+    seen = last = count = 0
     made.zero_grad()
-    for count, (_, (inputs, targets)) in enumerate(
-        made.epochs(DataLoader(data_of(case), size), 2), 1
-    ):
+    for epoch, (inputs, targets) in made.epochs(DataLoader(data_of(case), size), 2):
+        if flushes and epoch != last and count % every:
+            made.step()
+            made.zero_grad()
+            count = 0
+        last = epoch
         loss_of(model(inputs), targets).backward()
         seen += len(inputs)
+        count += 1
         if not count % every:
             made.step()
             made.zero_grad()
@@ -281,13 +288,17 @@ def train_accumulating(case: str, size: int, every: int) -> dict[str, Any]:
     return values | {"steps": steps, "seen": seen, "said": said}
 
 
-def accumulate_plainly(case: str, size: int, every: int, workers: int) -> Values:
+def accumulate_plainly(
+    case: str, size: int, every: int, workers: int, flushes: bool = False
+) -> Values:
     """What the workers of `train_accumulating` make together, in one plain PyTorch process."""
     model = model_of(case)
     made = OPTIMIZERS["sgd"](model.parameters())
     inputs, targets = data_of(case).tensors
     rounds = [range(start, len(inputs), size) for start in range(0, len(inputs), size * workers)]
-    rounds = [each[:workers] for _ in range(2) for each in rounds]
+    epoch = [each[:workers] for each in rounds]
+    rest = [range(0)] * (-len(epoch) % every if flushes else 0)
+    rounds = epoch + rest + epoch
     for step in range(len(rounds) // every):
         mean = [torch.zeros_like(p) for p in model.parameters()]
         examples = 0

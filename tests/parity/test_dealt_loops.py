@@ -91,6 +91,17 @@ def test_a_step_may_be_of_batches_of_two_epochs(way: str) -> None:
         assert steps == [7, 7]
 
 
+@pytest.mark.parametrize("way", ["allreduce", "ps sync"])
+def test_a_batch_that_a_loop_has_and_has_not_used_is_not_of_its_step(way: str) -> None:
+    """The rest of an epoch is 10 examples of one worker, and 6 of the other."""
+    group = run_process_group(WAYS[way], train_accumulating, "MLP", 6, 4, True)
+    wanted = accumulate_plainly("MLP", 6, 4, 2, flushes=True)
+    for values in group.values:
+        assert values["steps"] == 7
+        trained = {name: each for name, each in values.items() if name not in NOTES}
+        assert difference(tensors(trained), wanted) <= CLOSE
+
+
 @pytest.mark.thorough(but=("ps sync",))
 @pytest.mark.parametrize("way", ["allreduce", "ps sync", "ps sync over dp=2"])
 def test_what_a_loop_keeps_comes_back_in_all_processes(way: str, tmp_path: Path) -> None:

@@ -33,8 +33,9 @@ class LoopData:
         self._worker = job.worker
         self._feed = DataFeed(job)
         self._seen = seen  # the rows that the model was called with since the last step
-        # Without their data, each with its rows: the batches that no step was made from yet.
-        self._handed: list[tuple[Batch, int]] = []
+        # Without their data, each with its rows, and those that the model had seen before it: the
+        # batches that no step was made from yet.
+        self._handed: list[tuple[Batch, int, int]] = []
         self._ahead: int | None = None  # how many of them the loop had at its first step
         self._before: float | None = None  # the number of examples of the last step
         self._divides = True  # whether each epoch is of whole batches of all workers
@@ -74,7 +75,7 @@ class LoopData:
         with closing(batches):
             for batch in batches:
                 rows = next((t.size(0) for t in tensors_in(batch.data) if t.dim()), 0)
-                self._handed.append((replace(batch, data=None), rows))
+                self._handed.append((replace(batch, data=None), rows, self._seen()))
                 if not (batch.spans or self._hooks):
                     parameters = self._worker.setup.trained.parameters.values()
                     self._hooks = [
@@ -94,13 +95,16 @@ class LoopData:
         """The batches that the step to come is computed from.
 
         A library may ask for batches ahead. These are told by the rows that the model has seen;
-        where those are of no whole batches, all that the loop has are of the step.
+        where those are of no whole batches, all that the loop has are of the step. But a loop that
+        makes a step before it has used a batch, such as one of the epoch before, has not used it.
         """
-        batches = [batch for batch, _ in self._handed]
-        sums = accumulate(rows for _, rows in self._handed)
-        for number, rows in enumerate(sums, 1):
+        seen, handed = self._seen(), [*self._handed]
+        while handed and handed[-1][2] == seen > 0:
+            handed.pop()
+        batches = [batch for batch, *_ in handed]
+        for number, rows in enumerate(accumulate(rows for _, rows, _ in handed), 1):
             ahead = len(batches) - number
-            if rows == self._seen() and (self._ahead is None or ahead <= self._ahead):
+            if rows == seen and (self._ahead is None or ahead <= self._ahead):
                 return batches[:number]
         return batches
 
@@ -131,10 +135,10 @@ class LoopData:
     def updated(self) -> None:
         used = self.used
         self._feed.updated(*used) if used else self._feed.updated(None)
-        del self._handed[: len(used)]
+        self._handed = [(batch, rows, 0) for batch, rows, _ in self._handed[len(used) :]]
         if self._ahead is None:
             self._ahead = len(self._handed)
-        if all(batch.spans for batch, _ in self._handed):
+        if all(batch.spans for batch, *_ in self._handed):
             self.close()
 
     def close(self) -> None:
