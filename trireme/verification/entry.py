@@ -37,8 +37,8 @@ def _verify() -> Parser:
         "[OPTIONS] [OPTIONS OF RUN] SCRIPT|-m MODULE [ARGS...]",
         "Runs SCRIPT as the job that the options of `trireme run` describe, and as one process "
         "that has the same examples, and says whether they are the same: if not, at which step and "
-        "in which tensor first, by how much, and why. Exit status 0 if they are, or differ by "
-        "their nature; 1 if not; 3 if a run fails.",
+        "in which tensor first, and why. Exit status 0 if they are, or differ by their nature, 1 "
+        "if not, 3 if a run fails.",
     )
     for option in (*declared(Options), *all_options()):
         add_option(parser, option)

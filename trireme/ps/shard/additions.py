@@ -154,7 +154,7 @@ class Additions:
 
 def _apart(one: str, name: str, other: str) -> str:
     return (
-        f"{one} has added parameter {name!r} to its optimizer, and {other} makes an update without "
-        "it: in synchronous training every worker adds the same before the same step, and one that "
-        "comes back before its first"
+        f"{one} has added or unfrozen parameter {name!r}, and {other} makes an update without it: "
+        "in synchronous training every worker does so before the same step, which no epoch's end "
+        "is (optimizer.loop_steps counts them), and one that comes back before its first"
     )
