@@ -106,6 +106,16 @@ def test_where_nothing_can_be_compared_one_warning_says_so(shell: Shell) -> None
     assert ended.text.count("no two processes hold the same values") == 1
 
 
+@pytest.mark.parametrize(("every", "warnings"), [(2, 1), (1, 0)])
+def test_servers_without_copies_are_said_to_find_few_flips(
+    shell: Shell, every: int, warnings: int
+) -> None:
+    words = ("--ps", 1, "--workers", 2, "--strategy", "sync")
+    ended = run(shell, *words, every=every)
+    assert ended.status == 0, ended.text
+    assert ended.text.count("finds few flips in servers without copies") == warnings
+
+
 @pytest.mark.thorough
 def test_a_lone_process_computes_again_from_values_that_it_has_put_back(shell: Shell) -> None:
     words = ("--on-corruption", "heal")

@@ -45,12 +45,12 @@ class WorkerChecks(Observer):
         self._shares = backend.together and backend.group.mesh.dp > 1
         if backend.together and backend.group.size > 1 and not self._shares:
             worker.warn_as_chief(
-                "--check-every: no two processes hold the same values (--mesh dp=2,fsdp=2: they do)"
+                "--check-every: no two processes hold the same values; give --mesh dp=2,fsdp=2"
             )
 
         if worker.task.servers and worker.task.config.tasks.replicas < 2 <= self._checks.every:
             worker.warn_as_chief(
-                "--check-every N finds few flips in servers without copies: N=1 or --replicas 2"
+                "--check-every N finds few flips in servers without copies: give --replicas 2"
             )
 
     def before_gradient(self, computation: Any, batch: Any) -> None:
@@ -58,10 +58,10 @@ class WorkerChecks(Observer):
             self.is_sound()  # what these compute goes to others meanwhile
 
     def is_sound(self) -> bool:
-        """Looks at the memory; returns whether a gradient of it counts: it was not mended now."""
+        """Looks for a flipped bit; returns False where the gradient must be computed anew."""
         kept, self._kept = self._kept, None  # most steps keep nothing, and look at nothing
         change = None if kept is None else self._checks.changed(kept, self._writes())
-        if change is None or change.bits.bit_count() != 1:  # else by `.data`, which is not counted
+        if change is None or change.bits.bit_count() != 1:  # more: written through `.data`
             return True
         text = f"has changed by itself after step {self._step}: {change}"
         self._checks.found(f"memory of {self.worker.task.name} {text}")

@@ -95,8 +95,8 @@ class LoopData:
         """The batches that the step to come is computed from.
 
         A library may ask for batches ahead. These are told by the rows that the model has seen;
-        where those are of no whole batches, all that the loop has are of the step. But a loop that
-        makes a step before it has used a batch, such as one of the epoch before, has not used it.
+        where those are of no whole batches, all that the loop has are of the step. A batch for
+        which the model was not called since the loop has it is of a later step.
         """
         seen, handed = self._seen(), [*self._handed]
         while handed and handed[-1][2] == seen > 0:

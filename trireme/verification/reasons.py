@@ -123,7 +123,7 @@ _TEXTS: dict[_Look, str] = {
     _uncounted_weights: "the loss of each worker is a mean over something else than its examples, "
     "such as tokens (weights: {1}): give a session weight=, or step(examples=) their number",
     _layers: "{1} normalises each worker's batch by that batch alone, and one process all of it: "
-    "use SyncBatchNorm on GPUs under allreduce, GroupNorm, in a pipeline --microbatches 1",
+    "use SyncBatchNorm on GPUs under allreduce, GroupNorm, or --microbatches 1 in a pipeline",
     _hooks: "{1} has a hook in one process, and none in the job, which trains other parameters",
     _unreached: "parameter {1} and has one on the other workers{line}: which parameters a worker "
     "trains depends on its batch, or on which worker it is",

@@ -87,7 +87,7 @@ def combined(*parts: tuple[float, Sketch]) -> Sketch:
 
 
 def distance(one: Sketch, other: Sketch) -> float:
-    """Returns the L2 norm of a difference, estimated; infinite where other elements are finite."""
+    """Returns the L2 norm of a difference, estimated; infinite where shapes or NaNs differ."""
     if (one.count, one.broken) != (other.count, other.broken):
         return math.inf
     return combined((1.0, one), (-1.0, other)).norm

@@ -70,7 +70,7 @@ class Divide(msgspec.Struct, frozen=True, array_like=True, tag="divide"):
 
 
 class Members(msgspec.Struct, frozen=True, array_like=True, tag="members"):
-    """From now on these workers train: all shards hold back the same ones for a staleness bound."""
+    """Count only these workers for the staleness bound, at all shards, from now on."""
 
     step: Number
     workers: Pairs  # pairs (worker, incarnation)

@@ -155,6 +155,6 @@ class Additions:
 def _apart(one: str, name: str, other: str) -> str:
     return (
         f"{one} has added or unfrozen parameter {name!r}, and {other} makes an update without it: "
-        "in synchronous training every worker does so before the same step, which no epoch's end "
-        "is (optimizer.loop_steps counts them), and one that comes back before its first"
+        "in synchronous training every worker does so before the same step, by loop_steps and not "
+        "by the epoch, and one that comes back before its first"
     )

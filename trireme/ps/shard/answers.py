@@ -152,8 +152,8 @@ class Answers:
             out += map(self.reply, due)
         if self.withheld:
             highest = self._highest_clock()
-            for worker, answer in tuple(self.withheld.items()):
-                if self._may_go_on(answer.pending.owner, highest):  # one may keep another
+            for worker, each in tuple(self.withheld.items()):
+                if self._may_go_on(each.pending.owner, highest):  # an answer may hold back others
                     out.append(self.reply(self.withheld.pop(worker)))
         if self._pulls:
             out += self._answer_pulls()
