@@ -50,6 +50,11 @@ SCALED = (
     BACKWARD + "    for p in model.parameters(): p.grad *= 1 - 0.5 * optimizer.replica\n",
 )
 CLIPPED = "    nn.utils.clip_grad_norm_(model.parameters(), 0.05)\n"
+TEACHER = (
+    "optimizer = trireme",
+    "model.teacher = nn.Parameter(torch.zeros(12, 6), requires_grad=False)\noptimizer = trireme",
+)
+FOLLOWS = "    model.teacher.mul_(0.9).add_(0.1 * {}.detach())\n"
 BFLOAT16 = (
     ("tanh()), Net()", "tanh()), Net().bfloat16()"),
     ("    optimizer.zero_grad", "    x, y = x.bfloat16(), y.bfloat16()\n    optimizer.zero_grad"),
@@ -175,6 +180,27 @@ CASES: dict[str, tuple[tuple[tuple[str, str], ...], str, str]] = {
         (("nn.Identity()", "nn.BatchNorm1d(12)"), (CLOSE, CLOSE + "    torch.rand(1)\n")),
         "differs",
         "BatchNorm1d norm normalises",
+    ),
+    "a whole number that each worker counts": (
+        (
+            (
+                "optimizer = trireme",
+                "model.register_buffer('seen', torch.zeros(2).long())\noptimizer = trireme",
+            ),
+            (CLOSE, CLOSE + "    model.seen[1] += len(x)\n"),
+        ),
+        "differs",
+        "only buffers differ (seen)",
+    ),
+    "a teacher that follows": (
+        (TEACHER, (CLOSE, CLOSE + FOLLOWS.format("model.first.weight"))),
+        "same",
+        "",
+    ),
+    "a teacher that follows each worker's examples": (
+        (TEACHER, (CLOSE, CLOSE + FOLLOWS.format("x.max()"))),
+        "differs",
+        "only buffers differ (teacher)",
     ),
     "a deterministic session whose loss depends on the size of a batch": (
         (

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -60,8 +60,8 @@ def main(arguments: Sequence[str]) -> int:
     if not program:
         raise UsageError("name the program to verify: trireme verify [OPTIONS] SCRIPT [ARGS...]")
     check_program(program)
-    for file in filter(None, (own.json, own.html)):  # a run takes long: say so before
-        _write(file, "")
+    for file in {own.json, own.html} - {None, "-"}:  # a run takes long: say so before
+        _write(file, "", "a")
     config = configuration(given, given["config"])
     workers = config.tasks.workers if config.tasks.workers != "auto" else 2
     most = {"workers": max(2, workers), "every": None}
@@ -86,9 +86,8 @@ def main(arguments: Sequence[str]) -> int:
                     _write(own.html, page(" ".join(program), verdicts))
     except KeyboardInterrupt:
         return INTERRUPTED
-    found = msgspec.json.format(msgspec.json.encode(verdicts), indent=2).decode() + "\n"
     if own.json:
-        _write(own.json, found)
+        _write(own.json, msgspec.json.format(msgspec.json.encode(verdicts)).decode() + "\n")
     return exit_status(verdicts)
 
 
@@ -147,9 +146,10 @@ def _options(given: Mapping[str, Any], origin: str) -> Options:
     return options
 
 
-def _write(file: str, text: str) -> None:
+def _write(file: str, text: str, mode: str = "w") -> None:
     try:
-        sys.stdout.write(text) if file == "-" else Path(file).write_text(text, encoding="utf-8")
+        with nullcontext(sys.stdout) if file == "-" else open(file, mode, encoding="utf-8") as to:
+            to.write(text)
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error.strerror}") from error
 
@@ -217,6 +217,8 @@ class Verifier:
     def _with_itself(self, stop_at: int, name: str, task: TaskConfig) -> Verdict:
         steps, against = self.limits.steps, "the job that was not stopped"
         whole = self._run(task, f"{name}, {steps} steps without a stop", steps)
+        if (last := max(whole.records)) <= stop_at:
+            raise _Ended("refused", f"the program ends at step {last}: --stop-at must be below it")
         run_dir = str(whole.directory / "resumed")
         name = f"{name}, stopped at step {stop_at} and resumed"
         before = self._run(task, f"{name}: until then", stop_at, run_dir)

@@ -96,8 +96,7 @@ def distance(one: Sketch, other: Sketch) -> float:
 @cache
 def _signs(seed: int, rows: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(2, (rows, _MARKS), generator=generator)
-    return drawn.to(torch.float64) * 2 - 1
+    return torch.randint(2, (rows, _MARKS), generator=generator).to(torch.float64) * 2 - 1
 
 
 class Record(msgspec.Struct, kw_only=True):

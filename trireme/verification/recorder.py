@@ -21,7 +21,7 @@ from trireme.data.batch import Batch
 from trireme.launch.config.task_config import Trial
 from trireme.ps.messages import Span
 from trireme.ps.optimizers import members
-from trireme.session.model.module_names import called_modules, named_buffers
+from trireme.session.model.module_names import called_modules, named_buffers, named_parameters
 from trireme.session.model.trained import clip
 from trireme.session.model.training_setup import TrainingSetup
 from trireme.session.observers.liveness import line_of_program
@@ -31,6 +31,7 @@ from trireme.tensors import is_dtensor, tensors_in
 from trireme.verification.record import Record, combined, number, precision, sketch
 
 INITIAL = "initial.safetensors"
+_PASSES = "num_batches_tracked"  # which follows from how a batch is divided
 _MIXED = 2_654_435_761  # spreads whole numbers, of which a bit more is another example
 _KERNELS = ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 OFF = "dropout is off in all runs: each worker, and one process, would drop others"
@@ -213,19 +214,20 @@ class Recorder(Observer):
             pass
 
     def _held(self, *, state: bool) -> dict[str, torch.Tensor]:
-        """Returns the buffers, and on the chief the values and the optimizer's state of the job."""
+        """Returns buffers, frozen parameters, and on the chief values and the optimizer's state."""
         worker, setup, part = self.worker, self.worker.setup, self.worker.setup.part
+        frozen = ((n, p) for n, p in named_parameters(setup.model) if not p.requires_grad)
         found = {
             f"buffers/{name}": each
-            for name, each in named_buffers(setup.model)
-            if each.is_floating_point() and not each.is_meta
+            for name, each in (*named_buffers(setup.model), *frozen)
+            if not (name.endswith(_PASSES) or each.is_complex() or each.is_quantized)
+            if each.layout is torch.strided and not (each.is_meta or is_dtensor(each))
             if part is None or name in part.buffer_names
         }
         alone = setup.process_group is None and not worker.lifecycle.is_chief
         if alone or (setup.process_group and worker.task.servers and worker.task.index):
             return found
-        # All processes that hold a model together take part.
-        held = worker.backend.snapshot(state=state)
+        held = worker.backend.snapshot(state=state)  # by all that hold a model together
         if worker.lifecycle.is_chief:
             # Servers may have what another worker's loop has written since.
             values = setup.trained.parameters if part is None else held.values
@@ -257,16 +259,14 @@ def _nature(setup: TrainingSetup) -> str:
 def _sums(rows: torch.Tensor) -> torch.Tensor:
     """Returns the sum of examples, and that of their absolute values, which does not cancel."""
     flat = rows.detach().reshape(len(rows), -1)
-    if not flat.is_floating_point():
-        flat = (flat.long() * _MIXED % 2**32).double() / 2**31 - 1
+    flat = flat if flat.is_floating_point() else (flat.long() * _MIXED % 2**32).double() / 2**31 - 1
     flat = flat.to("cpu", torch.float64).nan_to_num()
     return torch.cat([flat.sum(0), flat.abs().sum(0)])
 
 
 def states() -> object:
     """Returns what tells whether somebody has drawn since from torch, NumPy or `random`."""
-    drawn = torch.get_rng_state().numpy().tobytes()
-    return drawn, str(np.random.get_state()), hash(random.getstate())
+    return bytes(torch.get_rng_state().numpy()), str(np.random.get_state()), random.getstate()
 
 
 def layers_of(model: nn.Module) -> Iterator[str]:

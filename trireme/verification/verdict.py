@@ -184,9 +184,8 @@ def described(difference: Difference) -> str:
 def exit_status(verdicts: Sequence[Verdict]) -> int:
     """Returns the status of the command: 0 same, 1 a job differs, 3 a run failed."""
     outcomes = {each.outcome for each in verdicts}
-    if "differs" in outcomes:
-        return 1
-    return 3 if "failed" in outcomes or outcomes == {"refused"} else 0
+    failed = "failed" in outcomes or outcomes == {"refused"}
+    return 1 if "differs" in outcomes else 3 * failed
 
 
 def page(program: str, verdicts: Sequence[Verdict]) -> str:
