@@ -13,8 +13,9 @@ import pytest
 
 from tests.launch.programs import alive
 from trireme.agents.agent import TaskReport
+from trireme.agents.calls import AgentLostError
 from trireme.launch.config.task_config import TaskConfig
-from trireme.slurm.pool import SrunAgent, StepLostError
+from trireme.slurm.pool import SrunAgent
 
 pytestmark = pytest.mark.processes
 
@@ -101,7 +102,7 @@ def test_a_step_that_ends_is_a_loss_and_takes_its_task_along(
     waiting = agent.call("report", SECONDS)
     agent._process.kill()
     for call in (waiting, agent.call("inspect_node")):
-        with pytest.raises(StepLostError) as caught:
+        with pytest.raises(AgentLostError) as caught:
             call.result(SECONDS)
         assert agent.is_loss(caught.value)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid) else [], 10)
@@ -119,5 +120,5 @@ def test_an_agent_that_is_ended_ends_its_task(agent: SrunAgent, tmp_path: Path) 
 def test_why_a_step_was_lost_is_what_srun_said(tmp_path: Path) -> None:
     program = "import sys; sys.exit('srun: error: Node failure on n3')"
     agent = SrunAgent([sys.executable, "-c", program])
-    with pytest.raises(StepLostError, match="Node failure on n3"):
+    with pytest.raises(AgentLostError, match="Node failure on n3"):
         agent.call("inspect_node").result(SECONDS)

@@ -108,6 +108,12 @@ def _read_all(fd: int) -> bytes:
     return bytes(data)
 
 
+def by_worker(data: bytes) -> int:
+    """Returns one more than the index of the worker whose result a file has; 0 for none."""
+    number: int = _HEADER.unpack_from(data.ljust(_HEADER.size, b"\0"))[0]
+    return number
+
+
 def read_result(file: IO[bytes]) -> object:
     """Returns what the chief has returned; None if no worker has returned anything.
 

@@ -10,12 +10,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from typing import Any
-
-import msgspec
 
 from trireme.agents.agent import NodeFacts, TaskAgent
+from trireme.agents.calls import AgentLostError, Calls
 from trireme.agents.engine import run_on_agents
 from trireme.agents.resources import amounts, choose_nodes, resources_of, total, wanted
 from trireme.errors import ConfigurationError
@@ -25,15 +22,10 @@ from trireme.launch.output import Console
 from trireme.launch.run_directory import RunDirectory
 from trireme.slurm.allocation import Allocation, read_allocation, usable
 from trireme.slurm.options import SlurmOptions
-from trireme.slurm.step import SIGNATURES, Answer, Request
 
 ANSWER_SECONDS = 30.0
 COMMAND_SECONDS = 30.0
 _KEPT_LINES = 20  # of what `srun` says
-
-
-class StepLostError(Exception):
-    """The step of an agent has ended."""
 
 
 class SrunAgent:
@@ -47,34 +39,22 @@ class SrunAgent:
             stderr=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the launcher, which tells the agents
         )
-        self._lock = threading.Lock()
-        self._open: dict[int, tuple[str, Future[Any]]] = {}
-        self._number = 0
-        self._lost = ""  # why, once it is
+        self._calls = Calls(self._send)
+        self.call = self._calls.call
         self._said = deque[str](maxlen=_KEPT_LINES)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._errors = threading.Thread(target=self._read_errors, daemon=True)
         self._errors.start()
         self._listener.start()
 
-    def call(self, method: str, *arguments: object) -> Future[Any]:
-        future: Future[Any] = Future()
-        with self._lock:
-            self._number += 1
-            packed = msgspec.Raw(msgspec.json.encode(arguments))
-            line = msgspec.json.encode(Request(self._number, method, packed))
-            if not self._lost:
-                self._open[self._number] = method, future
-                assert self._process.stdin is not None  # it is a pipe
-                with contextlib.suppress(OSError, ValueError):  # the listener says why
-                    self._process.stdin.write(line + b"\n")
-                    self._process.stdin.flush()
-                return future
-        future.set_exception(StepLostError(self._lost))
-        return future
+    def _send(self, line: bytes) -> None:
+        assert self._process.stdin is not None  # it is a pipe
+        with contextlib.suppress(OSError, ValueError):  # the listener says why
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
 
     def is_loss(self, error: BaseException) -> bool:
-        return isinstance(error, StepLostError)
+        return isinstance(error, AgentLostError)
 
     def end(self) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -85,20 +65,11 @@ class SrunAgent:
     def _listen(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            answer = msgspec.json.decode(line, type=Answer)
-            with self._lock:
-                method, future = self._open.pop(answer.number)
-            if answer.error:
-                future.set_exception(RuntimeError(answer.error))
-            else:
-                future.set_result(msgspec.json.decode(answer.result, type=SIGNATURES[method][1]))
+            self._calls.take(line)
         status = self._process.wait()
         self._errors.join()
-        with self._lock:
-            self._lost = next(iter(reversed(self._said)), f"srun ended with status {status}")
-            unanswered, self._open = [*self._open.values()], {}
-        for _, future in unanswered:
-            future.set_exception(StepLostError(self._lost))
+        said = next(iter(reversed(self._said)), f"srun ended with status {status}")
+        self._calls.lose(said)
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None

@@ -2,8 +2,8 @@
 
     python -m trireme.slurm.step TASK ADDRESS PROGRAM [ARGS...]
 
-Requests come on standard input, and answers go to standard output: each is one line of JSON, as
-Slurm passes output on by lines. The agent, and with it the task, ends with standard input.
+Requests come on standard input, and answers go to standard output, as Slurm passes output on by
+lines. The agent, and with it the task, ends with standard input.
 """
 
 from __future__ import annotations
@@ -11,43 +11,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import msgspec
-
-from trireme.agents.agent import NodeFacts, TaskAgent, TaskReport
-from trireme.launch.config.task_config import TaskConfig
-
-_AT_A_TIME = 4  # one call waits for news, others end the task
-
-SIGNATURES: dict[str, tuple[Any, Any]] = {
-    "inspect_node": (tuple[()], NodeFacts),
-    "launcher_address": (tuple[()], str),
-    "start": (tuple[TaskConfig, dict[str, str], str, int], tuple[int, str]),
-    "report": (tuple[float], TaskReport),
-    "send_signal": (tuple[signal.Signals, int], None),
-    "shut_down": (tuple[()], None),
-}
-"""The methods of an agent, each with the types of its arguments and of its result."""
-
-
-class Request(msgspec.Struct, frozen=True, array_like=True):
-    """A call of a method of the agent."""
-
-    number: int
-    method: str
-    arguments: msgspec.Raw
-
-
-class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What a call has returned, or why it failed."""
-
-    number: int
-    result: msgspec.Raw
-    error: str = ""
+from trireme.agents.agent import NodeFacts, TaskAgent
+from trireme.agents.calls import AT_A_TIME, answer
 
 
 class StepAgent(TaskAgent):
@@ -70,24 +40,16 @@ def serve(agent: StepAgent, requests: BinaryIO, answers: BinaryIO) -> None:
     """Answers requests until there are no more, and then ends the task."""
     lock = Lock()
 
-    def answer(request: Request) -> None:
-        result, error = b"null", ""
-        try:
-            kinds, _ = SIGNATURES[request.method]
-            arguments = msgspec.json.decode(request.arguments, type=kinds)
-            call: Callable[..., object] = getattr(agent, request.method)
-            result = msgspec.json.encode(call(*arguments))
-        except Exception as problem:
-            error = f"{type(problem).__name__}: {problem}"
-        line = msgspec.json.encode(Answer(request.number, msgspec.Raw(result), error))
+    def answer_one(line: bytes) -> None:
+        found = answer(agent, line)
         with lock:
-            answers.write(line + b"\n")
+            answers.write(found)
             answers.flush()
 
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
         try:
             for line in requests:
-                pool.submit(answer, msgspec.json.decode(line, type=Request))
+                pool.submit(answer_one, line)
         finally:
             agent.shut_down()
 

@@ -1,0 +1,161 @@
+"""Starts the agents of a job's tasks as tasks of Spark, each in a job of Spark's of its own.
+
+A barrier stage would start all its tasks again where one is lost, and so lose what servers hold.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from trireme.agents.agent import NodeFacts, TaskAgent
+from trireme.agents.engine import run_on_agents
+from trireme.agents.pool import first_line
+from trireme.agents.resources import wanted
+from trireme.errors import ConfigurationError
+from trireme.jobs.function import by_worker
+from trireme.launch.engines import engine_options
+from trireme.launch.launcher import Job
+from trireme.launch.output import Console
+from trireme.launch.run_directory import RunDirectory
+from trireme.spark.agent import Station, run_agent
+from trireme.spark.lines import Line, Switchboard
+from trireme.spark.options import SparkOptions
+
+_END_SECONDS = 30.0  # that Spark has to end the tasks of agents
+
+
+def session(master: str | None) -> Any:
+    """Returns this program's session of Spark, or a new one."""
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ConfigurationError(
+            f"--on spark needs PySpark, and it cannot be imported ({error}): pip install "
+            "'trireme-train[spark]', here and in the Python of the executors"
+        ) from error
+    active = SparkSession.getActiveSession()
+    if active is not None and master in (None, active.sparkContext.master):
+        return active
+    if active is not None:
+        raise ConfigurationError(
+            f"--spark-master {master}: this program has a session with "
+            f"{active.sparkContext.master} already: leave the option out, or stop that session"
+        )
+    builder = SparkSession.builder.appName("trireme")
+    try:
+        return (builder if master is None else builder.master(master)).getOrCreate()
+    except Exception as error:  # Java's come as Py4JJavaError, and others
+        raise ConfigurationError(
+            f"no Spark cluster is joined{(master and f' at --spark-master {master}') or ''}: "
+            f"{first_line(error)}"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Reserved:
+    """What each of Spark's tasks has, as its configuration says."""
+
+    cpus_per_worker: int
+    gpus_per_worker: float
+    pack_workers: bool = False
+
+
+class SparkPool:
+    """The executors of a Spark cluster. The coordinator is in the launcher's process."""
+
+    place = "the Spark cluster"
+    more_room = "give it more executors or cores (spark.executor.instances, spark.cores.max)"
+    needs = "trireme-train[spark] in the Python that Spark runs there (PYSPARK_PYTHON)"
+
+    def __init__(self, context: Any, job: Job) -> None:
+        self._context = context
+        self._job = job
+        conf = context.getConf()
+        gpus = float(conf.get("spark.task.resource.gpu.amount", "0"))
+        self.options = _Reserved(int(conf.get("spark.task.cpus", "1")), gpus)
+        self._host = conf.get("spark.driver.host", socket.gethostname())
+        bound = conf.get("spark.driver.bindAddress", self._host)
+        self._switchboard = Switchboard(bound)
+        self._id = uuid.uuid4().hex
+        self._call = _content(job.task.descriptors.get("call"))
+        self._waiting: list[tuple[Line, Any]] = []  # each with the thread that waits for Spark
+        self._returned: list[bytes] = []
+
+    def close(self) -> None:
+        """Ends what is left of the agents, and keeps what the chief's function has returned."""
+        for line, _ in self._waiting:
+            line.end()
+        deadline = time.monotonic() + _END_SECONDS
+        for _, thread in self._waiting:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        self._context.cancelJobGroup(self._id)  # what waits for room, or for what is lost
+        for _, thread in self._waiting:
+            thread.join()
+        self._switchboard.close()
+        result = self._job.task.descriptors.get("result")
+        if self._returned and result is not None:
+            os.pwrite(result, min(self._returned, key=by_worker), 0)
+
+    def start_agents(self, names: Sequence[str]) -> Mapping[str, Line]:
+        return {name: self._start_agent(name) for name in names}
+
+    def _start_agent(self, name: str) -> Line:
+        from pyspark import InheritableThread
+
+        number, certificate, line = self._switchboard.open(name)
+        call = self._call if name.startswith("worker:") else None
+        where = (self._host, self._switchboard.port, certificate)
+        station = Station(name, number, *where, tuple(self._job.program), os.getcwd(), call)
+
+        def run() -> None:
+            why = "Spark has ended it"
+            try:
+                context = self._context
+                context.setJobGroup(self._id, f"trireme {name}", interruptOnCancel=True)
+                stations = context.parallelize([station], 1)
+                self._returned += filter(by_worker, stations.flatMap(run_agent).collect())
+            except Exception as error:  # of Java, of the connection with it, or of the agent
+                why = first_line(error)
+            line.lose(why)
+
+        thread = InheritableThread(target=run, daemon=True)
+        self._waiting.append((line, thread))
+        thread.start()
+        return line
+
+    def inspect_here(self) -> NodeFacts:
+        here = TaskAgent("launcher", self._job.program, os.getcwd())
+        return here.inspect(socket.gethostname(), self._host)
+
+    def release(self, name: str) -> None:
+        """Spark knows itself what is free."""
+
+    def shortage(self, names: Iterable[str]) -> str:
+        has = self._context.defaultParallelism
+        return f"{wanted(names, self.options)}; its executors have {has} in all"
+
+
+def _content(fd: int | None) -> bytes | None:
+    if fd is None:
+        return None
+    with os.fdopen(os.dup(fd), "rb") as file:
+        file.seek(0)
+        return file.read()
+
+
+def run_spark(job: Job, directory: RunDirectory, console: Console) -> int:
+    """Runs a job to its end and returns its exit status, as `run_local` does."""
+    options = engine_options(job.task.config, SparkOptions)
+    pool = SparkPool(session(options.master).sparkContext, job)
+    try:
+        return run_on_agents(job, directory, console, pool)
+    finally:
+        with suppress(ConnectionError):  # Spark itself has ended
+            pool.close()
