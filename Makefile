@@ -20,6 +20,7 @@
 #   make recovery          how long training pauses when a task dies, is stopped, or joins
 #   make test-gpu the tests that need a GPU; the others hide it
 #   make test-ray the tests that need a Ray cluster, which they start on this host
+#   make test-spark    the tests that need PySpark, and Java 17
 #   make test-slurm    the tests that need Slurm, of which they start four nodes on this host
 #   make test-recipes  the programs in recipes/ with Transformers, Lightning, TorchMetrics, trackers
 #   make browser-test   TensorBoard's dashboards in Chromium; screenshots in build/browser/
@@ -52,6 +53,7 @@ FUZZ_ARGS ?=
 SOAK_ARGS ?=
 MUTANTS_STAMP := .venv/.mutants-installed
 RAY_STAMP := .venv/.ray-installed
+SPARK_STAMP := .venv/.spark-installed
 RECIPES_STAMP := .venv/.recipes-installed
 SECONDS ?= 1200
 SEED ?= 1
@@ -77,7 +79,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
     if "$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1; then echo "$$p"; exit; fi; done)
 
-.PHONY: venv demo test test-without test-all test-slow fuzz soak random-faults chaos recovery test-gpu test-ray test-slurm test-recipes browser-test parity mutants wheel wheel-test release lint bench \
+.PHONY: venv demo test test-without test-all test-slow fuzz soak random-faults chaos recovery test-gpu test-ray test-slurm test-spark test-recipes browser-test parity mutants wheel wheel-test release lint bench \
 	bench-peers docs pages clean
 
 venv: $(STAMP)
@@ -154,6 +156,15 @@ test-gpu: $(STAMP)
 
 test-ray: $(RAY_STAMP)
 	$(BIN)/pytest tests/integration/test_ray.py $(PYTEST_ARGS)
+
+$(SPARK_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[spark]'
+	@touch $@
+
+test-spark: $(SPARK_STAMP)
+	@if ! command -v java >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update --quiet && apt-get install --quiet --yes openjdk-17-jre-headless; fi
+	$(BIN)/pytest -m spark tests/integration/test_spark.py $(PYTEST_ARGS)
 
 test-slurm: $(STAMP)
 	@if ! command -v sbatch >/dev/null && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \

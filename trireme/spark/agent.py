@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -56,7 +56,7 @@ class SparkAgent(TaskAgent):
         return self.inspect(socket.gethostname(), self.address)
 
     def start(
-        self, task: TaskConfig, environ: dict[str, str], host: str, attempt: int
+        self, task: TaskConfig, environ: Mapping[str, str], host: str, attempt: int
     ) -> tuple[int, str]:
         numbers = {name: file.fileno() for name, file in self._held.items()}
         task = msgspec.structs.replace(task, descriptors=numbers)

@@ -100,7 +100,7 @@ class Rows(Dataset[dict[str, Any]]):
         return self._tables[number]
 
 
-def _values(column: Any) -> Sequence[Any]:
+def _values(column: Any) -> Any:
     """Returns the values of a column of Arrow's: tensors where they are numbers."""
     from pyarrow import compute, types
 
@@ -114,8 +114,7 @@ def _values(column: Any) -> Sequence[Any]:
         lengths = compute.list_value_length(column).to_pylist()
         if numbers.null_count == 0:
             return torch.split(torch.from_numpy(numbers.to_numpy().copy()), lengths)
-    values: list[Any] = column.to_pylist()
-    return values
+    return column.to_pylist()
 
 
 def write(frame: Any, directory: Path) -> Rows:

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     if not program:
         raise UsageError("name the program to verify: trireme verify [OPTIONS] SCRIPT [ARGS...]")
     check_program(program)
-    for file in {own.json, own.html} - {None, "-"}:  # a run takes long: say so before
+    for file in {own.json or "-", own.html or "-"} - {"-"}:  # a run takes long: say so before
         _write(file, "", "a")
     config = configuration(given, given["config"])
     workers = config.tasks.workers if config.tasks.workers != "auto" else 2

@@ -115,7 +115,7 @@ class PushTable:
         }
 
     def restore(self, rows: Iterable[WorkerProgress]) -> None:
-        """Takes over the counts; sequence numbers are of the processes of then."""
+        """Takes over the counts, not the sequence numbers: those were of other processes."""
         self.records = {
             row.worker: WorkerRecord(applied=row.applied, stale=row.stale) for row in rows
         }
