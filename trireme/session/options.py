@@ -55,11 +55,7 @@ class OptionValues(TypedDict, total=False):
     accumulate: int
     clip_norm: float | None
     ema: float | Average | None
-    scheduler: (
-        Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
-        | torch.optim.lr_scheduler.LRScheduler
-        | None
-    )
+    scheduler: Callable[[Any], Any] | torch.optim.lr_scheduler.LRScheduler | None
     l2: float
     seed: int
     deterministic: bool

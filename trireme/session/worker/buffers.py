@@ -16,13 +16,14 @@ from trireme.session.model.training_setup import TrainingSetup
 from trireme.tensors import mean_of
 
 _INITIAL = "initial"
+_WHEN = "/when"  # a key that no tensor has: the numbers of the view and of the step
 _BUFFERS = "buffers"
 
 
 class Buffers:
     """The buffers and the frozen parameters of a model that several workers train.
 
-    All workers begin with those of the chief. Then the floating-point buffers of the workers
+    Workers begin with those of the chief. Then the floating-point buffers of the workers
     differ, and their mean is evaluated and saved. Other buffers, such as counters, are those of the
     chief; where processes hold parts of a model, those of the first process that has the part.
     """
@@ -53,12 +54,14 @@ class Buffers:
                 if known and not own[name].is_meta:
                     own[name].copy_(tensors[name])
 
-    def hand_out(self) -> None:
-        self._backend.share(_INITIAL, save_bytes(self.constants()))
+    def hand_out(self, view: int) -> None:
+        """Shares the chief's constants as they are now, for workers that begin."""
+        when = torch.tensor([view, self._backend.global_step])
+        self._backend.share(_INITIAL, save_bytes(self.constants() | {_WHEN: when}))
 
     def take(self) -> None:
-        if left := self._backend.collect(_INITIAL):
-            self.set_constants(load_bytes(left[min(left)]))
+        left = map(load_bytes, self._backend.collect(_INITIAL).values())
+        self.set_constants(max(left, key=lambda each: each[_WHEN].tolist(), default={}))
 
     def spread(self) -> None:
         """Broadcasts the leader's constants to the processes of a worker of several processes."""

@@ -54,7 +54,7 @@ class WorkerCheckpoints:
             self._lifecycle.enter("restoring", f"step {checkpoint.step}")
             self.restored_from = checkpoint.step
             state = self._restore(checkpoint)
-        self.buffers.hand_out()
+        self.buffers.hand_out(self._lifecycle.view_number)
         return state
 
     def state_again(self) -> ModelState:
@@ -76,7 +76,7 @@ class WorkerCheckpoints:
                 f"{', '.join(sorted(added))}"
             )
         state = self._restore(checkpoint)
-        self.buffers.hand_out()
+        self.buffers.hand_out(self._lifecycle.view_number)
         return state
 
     def _own_state(self) -> ModelState:
@@ -90,8 +90,7 @@ class WorkerCheckpoints:
         return ModelState(0, values, optimizer=export_state(self._setup.optimizer, flat.parameters))
 
     def take_first(self) -> None:
-        if not self._lifecycle.is_chief:
-            self.buffers.take()
+        self.buffers.take()  # the chief too: one that was started again has given none
         step = self._backend.global_step
         if not self._backend.take_state() and step:
             self._progress.message(
