@@ -126,7 +126,7 @@ def size_in_bytes(text: str) -> int:
     while number[-1].isalpha():
         number, unit = number[:-1], number[-1] + unit
     power = " kmgt".index(unit[0].lower()) if unit else 0
-    return int(float(number) * (1024 if unit.endswith("i") else 1000) ** power)
+    return int(min(float(number) * (1024 if unit.endswith("i") else 1000) ** power, 2.0**63))
 
 
 def _at_least_a_byte(text: str) -> None:

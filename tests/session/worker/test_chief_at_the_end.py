@@ -503,3 +503,21 @@ def test_nobody_waits_for_long_for_a_coordinator_that_is_gone(
     ran = run_job(Cluster(2, 1, "async", run_dir=tmp_path), session, program)
     assert not ran.raised
     assert any("does not know whether worker:0 has saved the last step" in text for text in shown)
+
+
+@pytest.mark.parametrize("status", [3, "no data"])
+def test_a_program_that_ends_with_a_status_of_its_own_fails_its_job(
+    tmp_path: Path, status: object
+) -> None:
+    batch = torch.randn(5, 8), torch.randint(0, 2, (5,))
+
+    def program(session: Session) -> None:
+        session.step(batch)
+        if session.is_chief:
+            raise SystemExit(status)
+        while not session.should_stop():
+            session.step(batch)
+
+    ran = run_job(Cluster(2, 1, "async", run_dir=tmp_path), session, program)
+    assert ran.over is not None and ran.over.outcome == "failed"
+    assert f"SystemExit: {status}" in ran.over.reason

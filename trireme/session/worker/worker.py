@@ -15,6 +15,7 @@ import msgspec
 import torch
 
 from trireme.errors import ConfigurationError, Fenced, Rejected
+from trireme.launch.exit_reason import INTERRUPTED, LEFT
 from trireme.ps.extra import ExtraRequest
 from trireme.ps.messages import PushFields, Span, Stale
 from trireme.ps.results import PushResult
@@ -447,7 +448,8 @@ class Worker:
     def fail(self, error: BaseException) -> None:
         """Tells the job why this worker failed; a second interrupt is no failure."""
         lifecycle = self.lifecycle
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+        ends = isinstance(error, SystemExit) and error.code in (None, 0, INTERRUPTED, LEFT)
+        if ends or isinstance(error, KeyboardInterrupt):
             lifecycle.leave("interrupted", f"{type(error).__name__} in the script")
             return
         if lifecycle.state in ("training", "saving"):
