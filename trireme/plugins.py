@@ -41,14 +41,14 @@ _EXTRAS: dict[str, dict[str, str]] = {
             "task=environments top=screen verify=verification"
         ),
         "encryption": "tls=tls",
-        "engines": "ray=ray slurm=slurm",
+        "engines": "ray=ray slurm=slurm spark=spark",
         "exporters": "prometheus=prometheus",
         "environments": "launchers=environments",
         "hooks": "check-every=corruption on-corruption=corruption profile=tracking",
         "observers": (
             "corruption=corruption curves=dashboards labels=advice lost-updates=advice "
             "other-optimizers=advice schedules=advice served-optimizer=advice "
-            "verification=verification"
+            "verification=verification written-constants=writes"
         ),
         "kernels": "fused=kernels",
         "measures": "servers=screen",
