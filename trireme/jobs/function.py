@@ -1,9 +1,9 @@
 """A function that the workers of a job call, and what it returns.
 
 This is the only module that pickles. Pickled functions and results are in nameless files, which
-only the processes of the job inherit: they never cross a network, other than within Spark's own
-tasks, and are on no disk. It is also
-the program of those workers: `python -m trireme.jobs.function`.
+only the processes of the job inherit: they are on no disk, and never cross a network, other than
+within Spark's own tasks. It is also the program of those workers: `python -m
+trireme.jobs.function`.
 """
 
 from __future__ import annotations
