@@ -106,3 +106,34 @@ def test_every_row_of_a_million_is_counted_once_though_an_executor_is_killed(she
     assert ended.status == 0, ended.text
     assert "worker:2 was lost" in ended.text or "started again" in ended.text
     assert f"COUNTS 1.0 1.0 {float(ROWS)}" in ended.out
+
+
+FAIL = (
+    SESSION
+    + """
+def fails():
+    raise ValueError("of the function")
+
+def large():
+    model = torch.nn.Linear(1, 1)
+    with trireme.Session(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), 0.1)) as s:
+        s.step((torch.ones(1, 1), torch.ones(1, 1)))
+    return torch.rand(4_000_000)
+
+for each in (fails, large):
+    try:
+        trireme.spark.launch(each, run_dir=each.__name__)
+    except trireme.JobFailed as error:
+        print("FAILED", error, flush=True)
+"""
+)
+
+
+def test_what_fails_and_what_is_lost_on_its_way_back_is_said(shell: Shell) -> None:
+    small = '.config("spark.driver.maxResultSize", "1m")'
+    program = FAIL.replace('.appName("test")', f'.appName("test"){small}')
+    ended = start(shell, program).ended(SECONDS)
+    assert ended.status == 0, ended.text
+    assert "ValueError: of the function" in ended.out.partition("FAILED")[2], ended.text
+    assert "what worker:0 returned is lost" in ended.out, ended.text
+    assert "maxResultSize" in ended.out.partition("is lost")[2], ended.text

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from trireme.errors import DataError
-from trireme.spark.rows import Rows, Written
+from trireme.errors import ConfigurationError, DataError
+from trireme.spark.rows import Rows, Written, write
 
 pa = pytest.importorskip("pyarrow")
 
@@ -45,6 +45,7 @@ def test_rows_have_the_numbers_of_the_files_in_their_order(directory: Path) -> N
     assert torch.equal(rows[5]["x"], torch.tensor([5.0, 10.0]))
     assert (rows[5]["y"].dtype, bool(rows[5]["y"]), rows[5]["word"]) == (torch.bool, True, "w5")
     assert (rows[3]["gap"], rows[4]["gap"]) == (3, None)
+    assert int(rows[-1]["id"]) == int(rows[torch.tensor(6)]["id"]) == 6
     with pytest.raises(IndexError, match="row 7 of 7 rows"):
         rows[7]
 
@@ -79,6 +80,41 @@ def test_what_is_not_there_is_said(directory: Path, tmp_path: Path) -> None:
     (directory / "a.arrow").unlink()
     with pytest.raises(DataError, match=r"a\.arrow.*shared file system"):
         rows[4]
+    (directory / "b.arrow").write_bytes(b"cut")
+    with pytest.raises(DataError, match=r"b\.arrow"):
+        Rows(directory)[0]
     (directory / "rows.json").write_text("{}")
     with pytest.raises(DataError, match=r"rows\.json"):
         Rows(directory)
+
+
+class Frame:
+    """A DataFrame of which nothing is computed."""
+
+    def __init__(self, *columns: tuple[str, str]) -> None:
+        self.dtypes, self.columns = list(columns), [name for name, _ in columns]
+
+    def mapInArrow(self, function: object, schema: str) -> None:
+        raise AssertionError("it is written again")
+
+
+def test_rows_that_were_written_before_are_taken_and_that_is_said(directory: Path) -> None:
+    said: list[str] = []
+    assert len(write(Frame(("id", "bigint")), directory, said.append)) == 7
+    assert "7 rows that were written" in said[0]
+    with pytest.raises(ConfigurationError, match="name another run_dir"):
+        write(Frame(("id", "string")), directory, said.append)
+
+
+@pytest.mark.parametrize(
+    ("frame", "words"),
+    [
+        (5, "a DataFrame of Spark, or Rows, and not 5"),
+        (Frame(("a", "int"), ("a", "int")), "two columns have one name"),
+        (Frame(("v", "vector")), "vector_to_array"),
+    ],
+)
+def test_what_no_rows_can_be_made_of_is_refused(tmp_path: Path, frame: object, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        write(frame, tmp_path / "rows", print)
+    assert not (tmp_path / "rows").exists()

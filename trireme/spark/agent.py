@@ -76,7 +76,7 @@ def run_agent(station: Station) -> Iterator[bytes]:
     agent = SparkAgent(station)
     try:
         asyncio.run(_serve(agent, station))
-    except OSError:  # the launcher is gone, or this agent is one of Spark's second tries
+    except OSError:  # the launcher has hung up
         pass
     finally:
         agent.shut_down()
@@ -86,7 +86,13 @@ def run_agent(station: Station) -> Iterator[bytes]:
 async def _serve(agent: SparkAgent, station: Station) -> None:
     context = ssl_context(Certificates(station.certificate), server_side=False)
     connecting = asyncio.open_connection(station.host, station.port, ssl=context, limit=LINE_BYTES)
-    reader, writer = await asyncio.wait_for(connecting, CONNECT_SECONDS)
+    try:
+        reader, writer = await asyncio.wait_for(connecting, CONNECT_SECONDS)
+    except OSError as error:
+        raise RuntimeError(
+            f"this executor cannot reach the launcher at {station.host}:{station.port} "
+            f"(spark.driver.host): {str(error) or 'no answer'}"
+        ) from error
     agent.address = writer.get_extra_info("sockname")[0]
     writer.write(b"%d\n" % station.number)
     loop, tasks = asyncio.get_running_loop(), set[asyncio.Task[None]]()

@@ -21,6 +21,7 @@ from trireme.launch.output import Console
 from trireme.launch.process_setup.program import MODULE
 from trireme.launch.process_setup.resources import allow_many_descriptors
 from trireme.launch.run_directory import read_record
+from trireme.location import RemotePath, local_directory, location
 from trireme.spark.rows import Rows, write
 
 
@@ -65,8 +66,9 @@ def launch(
     Raises:
         ConfigurationError: an option is unknown or wrong, PySpark is not installed, a column has
             a type that tensors do not have, or the function cannot be pickled.
-        JobFailed: a task failed; the message names it, and has its traceback.
-        JobStopped: the job was stopped, such as by `trireme stop`; it has saved.
+        JobFailed: a task failed; the message names it, and has its traceback. Or Spark cannot
+            bring back what the chief returned.
+        JobStopped: the job was stopped, such as by `trireme stop`.
     """
     check_no_task("trireme.spark.launch")
     if threading.current_thread() is not threading.main_thread():
@@ -74,23 +76,30 @@ def launch(
     if not callable(function):
         raise ConfigurationError(f"launch({function!r}): give a function; a script has --on spark")
     name = function_name(function)
-    directory = Path(os.path.abspath(Path("runs", name) if run_dir is None else run_dir))
+    where = os.fspath(Path("runs", name) if run_dir is None else run_dir)
+    directory = where if isinstance(location(where), RemotePath) else os.path.abspath(where)
     given = {"workers": workers, "ps": ps, "run_dir": directory, "on": "spark", **options}
     task = prepare(configuration(option_texts(given), None, LAUNCH_CALL))
-    if dataset is not None:
-        rows = dataset if isinstance(dataset, Rows) else write(dataset, directory / "rows")
-        args = (rows, *args)
+    console = Console(sys.stdout, sys.stderr)
+    if dataset is not None and not isinstance(dataset, Rows):
+        if directory == where and not os.path.isabs(where):
+            raise ConfigurationError(
+                f"run_dir is {where}: workers map the rows of a DataFrame, which takes a directory "
+                "on a file system that all nodes share"
+            )
+        dataset = write(dataset, Path(directory, "rows"), console.say)
+    args = args if dataset is None else (dataset, *args)
     allow_many_descriptors()
     program = (MODULE, "trireme.jobs.function", f"{name}()")
     with pack_call(function, args) as call, nameless_file("result") as result:
         task = task.inheriting(call=call.fileno(), result=result.fileno())
-        status = start(task, program, name, Console(sys.stdout, sys.stderr))
+        status = start(task, program, name, console)
         if status == INTERRUPTED:
             raise JobStopped(
-                f"the job in {directory} was stopped, and has saved; the same call goes on from "
-                "there"
+                f"the job in {directory} was stopped; the same call goes on from its newest "
+                "checkpoint"
             )
         if status:
-            record = read_record(directory)
+            record = read_record(local_directory(directory))
             raise JobFailed("\n".join([*record.failure, "", record.traceback]).strip())
         return read_result(result)

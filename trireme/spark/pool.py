@@ -18,7 +18,7 @@ from trireme.agents.agent import NodeFacts, TaskAgent
 from trireme.agents.engine import run_on_agents
 from trireme.agents.pool import first_line
 from trireme.agents.resources import wanted
-from trireme.errors import ConfigurationError
+from trireme.errors import ConfigurationError, JobFailed
 from trireme.jobs.function import by_worker
 from trireme.launch.engines import engine_options
 from trireme.launch.launcher import Job
@@ -87,6 +87,7 @@ class SparkPool:
         self._call = _content(job.task.descriptors.get("call"))
         self._waiting: list[tuple[Line, Any]] = []  # each with the thread that waits for Spark
         self._returned: list[bytes] = []
+        self._problems: dict[str, str] = {}  # of tasks of Spark, by the names of ours
 
     def close(self) -> None:
         """Ends what is left of the agents, and keeps what the chief's function has returned."""
@@ -102,6 +103,15 @@ class SparkPool:
         result = self._job.task.descriptors.get("result")
         if self._returned and result is not None:
             os.pwrite(result, min(self._returned, key=by_worker), 0)
+
+    def check_result(self) -> None:
+        """Raises an error if Spark has lost what the function has returned."""
+        lost = [each for each in self._problems.items() if each[0].startswith("worker:")]
+        if lost and not self._returned and "result" in self._job.task.descriptors:
+            raise JobFailed(
+                f"the job has finished, and what {lost[0][0]} returned is lost: {lost[0][1]}. "
+                "Return less, and save the rest in the run directory"
+            )
 
     def start_agents(self, names: Sequence[str]) -> Mapping[str, Line]:
         return {name: self._start_agent(name) for name in names}
@@ -122,7 +132,7 @@ class SparkPool:
                 stations = context.parallelize([station], 1)
                 self._returned += filter(by_worker, stations.flatMap(run_agent).collect())
             except Exception as error:  # of Java, of the connection with it, or of the agent
-                why = first_line(error)
+                why = self._problems[name] = first_line(error)
             line.lose(why)
 
         thread = InheritableThread(target=run, daemon=True)
@@ -155,7 +165,10 @@ def run_spark(job: Job, directory: RunDirectory, console: Console) -> int:
     options = engine_options(job.task.config, SparkOptions)
     pool = SparkPool(session(options.master).sparkContext, job)
     try:
-        return run_on_agents(job, directory, console, pool)
+        status = run_on_agents(job, directory, console, pool)
     finally:
-        with suppress(ConnectionError):  # Spark itself has ended
+        with suppress(Exception):  # whatever Py4J raises where Spark itself has ended
             pool.close()
+    if status == 0:
+        pool.check_result()
+    return status

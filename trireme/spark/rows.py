@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -62,24 +63,25 @@ class Rows(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        return self.__getitems__([number])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Returns several rows, as loaders ask for them."""
         found: dict[int, dict[str, Any]] = {}
         by_file: dict[int, list[int]] = {}
-        for index in indices:
-            if not 0 <= index < len(self):
-                raise IndexError(f"there is no row {index} of {len(self)} rows")
-            by_file.setdefault(bisect_right(self._ends, index), []).append(index)
-        for number, wanted in by_file.items():
-            begin = self._ends[number] - self._table(number).num_rows
-            taken = self._table(number).take([index - begin for index in wanted])
+        numbers = [each + len(self) if each < 0 else each for each in map(index, indices)]
+        for number in numbers:
+            if not 0 <= number < len(self):
+                raise IndexError(f"there is no row {number} of {len(self)} rows")
+            by_file.setdefault(bisect_right(self._ends, number), []).append(number)
+        for file, wanted in by_file.items():
+            begin = self._ends[file] - self._table(file).num_rows
+            taken = self._table(file).take([number - begin for number in wanted])
             columns = {name: _values(taken[name]) for name in taken.column_names}
-            for place, index in enumerate(wanted):
-                found[index] = {name: each[place] for name, each in columns.items()}
-        return [found[index] for index in indices]
+            for place, number in enumerate(wanted):
+                found[number] = {name: each[place] for name, each in columns.items()}
+        return [found[number] for number in numbers]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_tables": {}}  # each process maps the files itself
@@ -90,13 +92,12 @@ class Rows(Dataset[dict[str, Any]]):
         if number not in self._tables:
             path = os.path.join(self.directory, self._files[number])
             try:
-                mapped = pyarrow.memory_map(path)
-            except OSError as error:
+                self._tables[number] = pyarrow.ipc.open_file(pyarrow.memory_map(path)).read_all()
+            except (OSError, pyarrow.ArrowException) as error:
                 raise DataError(
                     f"{path} cannot be read ({error}): all nodes need {self.directory} at this "
                     "path, as on a shared file system"
                 ) from error
-            self._tables[number] = pyarrow.ipc.open_file(mapped).read_all()
         return self._tables[number]
 
 
@@ -117,14 +118,19 @@ def _values(column: Any) -> Any:
     return column.to_pylist()
 
 
-def write(frame: Any, directory: Path) -> Rows:
+def write(frame: Any, directory: Path, say: Callable[[str], object]) -> Rows:
     """Writes a DataFrame into a directory that all nodes have, or finds it there.
 
     Args:
         frame: the DataFrame; its partitions become files.
         directory: where; rows that are there already stay, and are what is returned.
+        say: told where rows were there already.
     """
+    if not hasattr(frame, "mapInArrow"):
+        raise ConfigurationError(f"a data set is a DataFrame of Spark, or Rows, and not {frame!r}")
     columns = dict(frame.dtypes)
+    if len(columns) < len(frame.dtypes):
+        raise ConfigurationError(f"two columns have one name: {', '.join(frame.columns)}")
     if vectors := [name for name, kind in columns.items() if kind == "vector"]:
         raise ConfigurationError(
             f"the column {vectors[0]} has vectors of Spark's ML: make arrays of them by "
@@ -138,8 +144,12 @@ def write(frame: Any, directory: Path) -> Rows:
                 f"{columns}: name another run_dir, or delete {directory} and the checkpoints of "
                 "the rows that were there"
             )
+        say(f"trains on the {len(rows):,} rows that were written into {directory} before")
         return rows
-    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"rows cannot be written into {directory}: {error}") from error
     writing = partial(_write_part, str(directory))
     found = frame.mapInArrow(writing, "part long, file string, rows long").collect()
     files = [(each["file"], each["rows"]) for each in sorted(found, key=lambda each: each["part"])]
