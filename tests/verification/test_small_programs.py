@@ -192,6 +192,20 @@ CASES: dict[str, tuple[tuple[tuple[str, str], ...], str, str]] = {
         "differs",
         "only buffers differ (seen)",
     ),
+    "a buffer that the first batch makes": (
+        (
+            (
+                "self.norm = nn.Identity()",
+                "self.norm = nn.Identity(); self.register_buffer('scale', None)",
+            ),
+            (
+                "        return self.last(",
+                "        self.scale = x.detach().abs().max(0)[0]\n        return self.last(",
+            ),
+        ),
+        "differs",
+        "only buffers differ (scale)",
+    ),
     "a teacher that follows": (
         (TEACHER, (CLOSE, CLOSE + FOLLOWS.format("model.first.weight"))),
         "same",

@@ -179,8 +179,8 @@ def joined(records: Mapping[int, Sequence[Record]]) -> dict[int, Record]:
     begin = next((dict(e.sketches) for e in steps.values() if e.stage("values")), {})
     for step in steps.values():
         for key, now in step.sketches.items():
-            before = begin.get(key, now)
-            if key.startswith(("values/", "buffers/")) and before.count == now.count:
+            before = begin.get(key) if key.startswith(("values/", "buffers/")) else None
+            if before is not None and before.count == now.count:
                 step.sketches[key] = combined((1.0, now), (-1.0, before))
     return steps
 
