@@ -1,4 +1,4 @@
-"""A loop whose worker 0 is killed; its teacher, a frozen parameter, counts the passes it has seen."""
+"""A loop whose worker 0 is killed; its teacher, a frozen parameter, counts its passes."""
 
 from __future__ import annotations
 
