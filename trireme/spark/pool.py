@@ -132,7 +132,7 @@ class SparkPool:
                 stations = context.parallelize([station], 1)
                 self._returned += filter(by_worker, stations.flatMap(run_agent).collect())
             except Exception as error:  # of Java, of the connection with it, or of the agent
-                why = self._problems[name] = first_line(error)
+                why = self._problems[name] = _reason(error)
             line.lose(why)
 
         thread = InheritableThread(target=run, daemon=True)
@@ -150,6 +150,12 @@ class SparkPool:
     def shortage(self, names: Iterable[str]) -> str:
         has = self._context.defaultParallelism
         return f"{wanted(names, self.options)}; its executors have {has} in all"
+
+
+def _reason(error: Exception) -> str:
+    """Returns why Spark has ended a task, as Java says it where that is known."""
+    java = getattr(error, "java_exception", None)
+    return first_line(error if java is None else RuntimeError(java.getMessage()))
 
 
 def _content(fd: int | None) -> bytes | None:
