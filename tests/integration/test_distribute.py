@@ -88,14 +88,3 @@ def test_a_worker_that_is_killed_in_a_loop_of_its_own_comes_back_where_the_job_i
     # Each row once an epoch: the batch in its hands when it died was not used, and dealt again.
     used = Counter(row for each in rows for row in each.split())
     assert len(used) == 120 and set(used.values()) == {3}, ended.text
-
-
-@pytest.mark.thorough
-def test_who_is_started_again_has_what_others_have_made_of_untrained_tensors(shell: Shell) -> None:
-    words = ("run", "--ps", 1, "--workers", 2, "--strategy", "async", "--max-restarts", 1)
-    ended = shell.start(*words, "--run-dir", "run", PROGRAMS / "teacher.py", 1500).ended()
-    assert ended.status == 0, ended.text
-    begun = re.findall(r"worker:0 \| begins (True|False) (\d+) (\d+)", ended.text)
-    assert begun[0] == ("True", "0", "0"), ended.text
-    (again,) = begun[1:]
-    assert again[0] == "False" and int(again[1]) >= 60 and int(again[2]) >= 60, ended.text
