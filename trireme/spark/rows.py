@@ -169,7 +169,7 @@ def _write_part(directory: str, batches: Iterator[Any]) -> Iterator[Any]:
     import pyarrow
     from pyspark import TaskContext
 
-    part = TaskContext.get().partitionId()  # type: ignore[union-attr]
+    part = TaskContext.get().partitionId()
     name, rows = f"{part:06d}-{uuid.uuid4().hex[:8]}.arrow", 0
     with ExitStack() as opened:
         writer: Any = None
