@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "trireme"
 MOST_LINES = {"core": 32_000, "trireme/": 58_000 + 2_050 + 1_900}
 """The second with what `trireme verify` and the watch may add, and engines of clusters so far."""
-MOST_WORDS = 90_000 + 500  # what pages say of further clusters
+MOST_WORDS = 90_000 + 600  # what pages say of further clusters
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PLUGINS: dict[str, tuple[str, ...]] = {
     name: tuple(file.removeprefix("trireme/") + "/" for file in about["files"])
