@@ -40,7 +40,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """What a call has returned, or why it failed."""
+    """The result of a call, or its error."""
 
     number: int
     result: msgspec.Raw
@@ -68,7 +68,7 @@ class Calls:
     """The calls that a launcher makes of one agent. Any thread may call.
 
     Args:
-        send: sends a line to the agent, at once or when it can; what it raises is not looked at.
+        send: sends one line to the agent. It must not raise.
     """
 
     def __init__(self, send: Callable[[bytes], object]) -> None:

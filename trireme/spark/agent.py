@@ -21,7 +21,7 @@ from trireme.tls.transport import ssl_context
 
 CONNECT_SECONDS = 30.0
 LINE_BYTES = 1 << 26
-"""The longest request or answer: what a task has printed between two reports."""
+"""The largest request or answer, in bytes: a report has all that a task printed since the last."""
 
 
 @dataclass(frozen=True, slots=True)

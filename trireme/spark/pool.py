@@ -25,8 +25,8 @@ from trireme.launch.launcher import Job
 from trireme.launch.output import Console
 from trireme.launch.run_directory import RunDirectory
 from trireme.spark.agent import Station, run_agent
-from trireme.spark.lines import Line, Switchboard
 from trireme.spark.options import SparkOptions
+from trireme.spark.server import AgentConnection, AgentServer
 
 _END_SECONDS = 30.0  # that Spark has to end the tasks of agents
 
@@ -82,27 +82,32 @@ class SparkPool:
         self.options = _Reserved(int(conf.get("spark.task.cpus", "1")), gpus)
         self._host = conf.get("spark.driver.host", socket.gethostname())
         bound = conf.get("spark.driver.bindAddress", self._host)
-        self._switchboard = Switchboard(bound)
+        self._server = AgentServer(bound)
         self._id = uuid.uuid4().hex
         self._call = _content(job.task.descriptors.get("call"))
-        self._waiting: list[tuple[Line, Any]] = []  # each with the thread that waits for Spark
+        self._waiting: list[
+            tuple[AgentConnection, Any]
+        ] = []  # each with the thread that waits for Spark
         self._returned: list[bytes] = []
         self._problems: dict[str, str] = {}  # of tasks of Spark, by the names of ours
 
     def close(self) -> None:
-        """Ends what is left of the agents, and keeps what the chief's function has returned."""
-        for line, _ in self._waiting:
-            line.end()
-        deadline = time.monotonic() + _END_SECONDS
-        for _, thread in self._waiting:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        self._context.cancelJobGroup(self._id)  # what waits for room, or for what is lost
-        for _, thread in self._waiting:
-            thread.join()
-        self._switchboard.close()
+        """Ends the agents, and stores what the chief's function has returned."""
+        for connection, _ in self._waiting:
+            connection.end()
+        self._join()
+        with suppress(Exception):  # whatever Py4J raises where Spark itself has ended
+            self._context.cancelJobGroup(self._id)  # tasks that wait for room
+        self._join()
+        self._server.close()
         result = self._job.task.descriptors.get("result")
         if self._returned and result is not None:
             os.pwrite(result, min(self._returned, key=by_worker), 0)
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + _END_SECONDS
+        for _, thread in self._waiting:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def check_result(self) -> None:
         """Raises an error if Spark has lost what the function has returned."""
@@ -113,15 +118,15 @@ class SparkPool:
                 "Return less, and save the rest in the run directory"
             )
 
-    def start_agents(self, names: Sequence[str]) -> Mapping[str, Line]:
+    def start_agents(self, names: Sequence[str]) -> Mapping[str, AgentConnection]:
         return {name: self._start_agent(name) for name in names}
 
-    def _start_agent(self, name: str) -> Line:
+    def _start_agent(self, name: str) -> AgentConnection:
         from pyspark import InheritableThread
 
-        number, certificate, line = self._switchboard.open(name)
+        number, certificate, connection = self._server.open(name)
         call = self._call if name.startswith("worker:") else None
-        where = (self._host, self._switchboard.port, certificate)
+        where = (self._host, self._server.port, certificate)
         station = Station(name, number, *where, tuple(self._job.program), os.getcwd(), call)
 
         def run() -> None:
@@ -133,19 +138,19 @@ class SparkPool:
                 self._returned += filter(by_worker, stations.flatMap(run_agent).collect())
             except Exception as error:  # of Java, of the connection with it, or of the agent
                 why = self._problems[name] = _reason(error)
-            line.lose(why)
+            connection.lose(why)
 
         thread = InheritableThread(target=run, daemon=True)
-        self._waiting.append((line, thread))
+        self._waiting.append((connection, thread))
         thread.start()
-        return line
+        return connection
 
     def inspect_here(self) -> NodeFacts:
         here = TaskAgent("launcher", self._job.program, os.getcwd())
         return here.inspect(socket.gethostname(), self._host)
 
     def release(self, name: str) -> None:
-        """Spark knows itself what is free."""
+        """Does nothing: Spark tracks which cores are free."""
 
     def shortage(self, names: Iterable[str]) -> str:
         has = self._context.defaultParallelism
@@ -173,8 +178,7 @@ def run_spark(job: Job, directory: RunDirectory, console: Console) -> int:
     try:
         status = run_on_agents(job, directory, console, pool)
     finally:
-        with suppress(Exception):  # whatever Py4J raises where Spark itself has ended
-            pool.close()
+        pool.close()
     if status == 0:
         pool.check_result()
     return status

@@ -16,24 +16,24 @@ import pytest
 from trireme.agents.calls import AgentLostError
 from trireme.launch.config.task_config import TaskConfig
 from trireme.spark.agent import Station, run_agent
-from trireme.spark.lines import Switchboard
+from trireme.spark.server import AgentServer
 
 SECONDS = 60.0
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def switchboard() -> Iterator[Switchboard]:
-    with closing(Switchboard("127.0.0.1")) as made:
+def server() -> Iterator[AgentServer]:
+    with closing(AgentServer("127.0.0.1")) as made:
         yield made
 
 
 class Executor:
     """Runs an agent in a thread, as a task of Spark does in a process."""
 
-    def __init__(self, switchboard: Switchboard, directory: Path, call: bytes | None = None):
-        number, certificate, self.line = switchboard.open("worker:0")
-        where = ("127.0.0.1", switchboard.port, certificate)
+    def __init__(self, server: AgentServer, directory: Path, call: bytes | None = None):
+        number, certificate, self.line = server.open("worker:0")
+        where = ("127.0.0.1", server.port, certificate)
         self.station = Station("worker:0", number, *where, ("program.py",), str(directory), call)
         self.returned: list[bytes] = []
 
@@ -44,10 +44,10 @@ class Executor:
 
 
 def test_what_was_asked_before_the_agent_called_is_answered_then(
-    switchboard: Switchboard, tmp_path: Path
+    server: AgentServer, tmp_path: Path
 ) -> None:
     (tmp_path / "program.py").write_text("print('up', flush=True)\nraise SystemExit(3)\n")
-    executor = Executor(switchboard, tmp_path)
+    executor = Executor(server, tmp_path)
     asked = executor.line.call("inspect_node")
     thread = executor.run()
     facts = asked.result(SECONDS)
@@ -68,9 +68,9 @@ def test_what_was_asked_before_the_agent_called_is_answered_then(
 
 
 def test_an_agent_that_is_not_wanted_any_more_ends_and_its_second_try_too(
-    switchboard: Switchboard, tmp_path: Path
+    server: AgentServer, tmp_path: Path
 ) -> None:
-    executor = Executor(switchboard, tmp_path)
+    executor = Executor(server, tmp_path)
     first = executor.run()
     executor.line.call("inspect_node").result(SECONDS)
     second = executor.run()  # by Spark, which believes that the first has failed
@@ -85,8 +85,8 @@ def test_an_agent_that_is_not_wanted_any_more_ends_and_its_second_try_too(
 
 def test_a_task_ends_with_its_launcher(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("import signal\nwhile True:\n    signal.pause()\n")
-    with closing(Switchboard("127.0.0.1")) as switchboard:
-        executor = Executor(switchboard, tmp_path)
+    with closing(AgentServer("127.0.0.1")) as server:
+        executor = Executor(server, tmp_path)
         thread = executor.run()
         start = executor.line.call("start", TaskConfig(job="j"), {}, "127.0.0.1", 1)
         pid, _ = start.result(SECONDS)
@@ -96,16 +96,16 @@ def test_a_task_ends_with_its_launcher(tmp_path: Path) -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_a_stranger_reaches_no_agent(switchboard: Switchboard, tmp_path: Path) -> None:
+def test_a_stranger_reaches_no_agent(server: AgentServer, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text("")
-    executor = Executor(switchboard, tmp_path)
+    executor = Executor(server, tmp_path)
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    with socket.create_connection(("127.0.0.1", switchboard.port), SECONDS) as plain:
+    with socket.create_connection(("127.0.0.1", server.port), SECONDS) as plain:
         plain.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert b"inspect" not in plain.recv(100)
     with (
-        socket.create_connection(("127.0.0.1", switchboard.port), SECONDS) as plain,
+        socket.create_connection(("127.0.0.1", server.port), SECONDS) as plain,
         pytest.raises((ssl.SSLError, ConnectionError)),
         context.wrap_socket(plain) as wrapped,
     ):
