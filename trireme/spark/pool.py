@@ -85,9 +85,8 @@ class SparkPool:
         self._server = AgentServer(bound)
         self._id = uuid.uuid4().hex
         self._call = _content(job.task.descriptors.get("call"))
-        self._waiting: list[
-            tuple[AgentConnection, Any]
-        ] = []  # each with the thread that waits for Spark
+        # Each with the thread that waits for its task of Spark.
+        self._waiting: list[tuple[AgentConnection, Any]] = []
         self._returned: list[bytes] = []
         self._problems: dict[str, str] = {}  # of tasks of Spark, by the names of ours
 
